@@ -1,0 +1,1 @@
+"""Prompts in, sampled spans out, on weights that may change while running."""

@@ -1,0 +1,92 @@
+"""Log-probs at scored positions, chunk by chunk, without ever holding the logits of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK_ELEMENTS = 64 * 1024 * 1024
+"""Logits held at once, in elements (256 MiB of float32)."""
+
+
+def project(hidden_ND: Tensor, head_VD: Tensor, softcap: float | None = None) -> Tensor:
+    """Logits in float32, `[N, V]`.
+
+    The product is accumulated and kept in float32 even when hidden states are bfloat16: a logit of
+    20 rounded to bfloat16 is off by up to 0.06 nats, more than sampler and learner may differ by.
+    """
+    logits = _matmul_float32(hidden_ND, head_VD.T)
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
+def _matmul_float32(left: Tensor, right: Tensor) -> Tensor:
+    if right.dtype == torch.float32:
+        return left.float() @ right
+    if right.is_cuda:
+        return torch.mm(left.to(right.dtype), right, out_dtype=torch.float32)
+    return left.float() @ right.float()
+
+
+class _TokenLogp(torch.autograd.Function):
+    """logp and entropy of each row. Backward computes each chunk's logits again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_TD: Tensor, head_VD: Tensor, target_T: Tensor, temperature: float, softcap: float | None
+    ) -> tuple[Tensor, Tensor]:
+        logp_T = torch.empty(len(target_T), dtype=torch.float32, device=hidden_TD.device)
+        entropy_T, norm_T = torch.empty_like(logp_T), torch.empty_like(logp_T)
+        for rows in _chunks(len(target_T), head_VD.shape[0]):
+            logits = project(hidden_TD[rows], head_VD, softcap) / temperature
+            norm = logits.logsumexp(-1)
+            picked = logits.gather(-1, target_T[rows, None])[:, 0]
+            logp_T[rows], norm_T[rows] = picked - norm, norm
+            entropy_T[rows] = norm - (torch.softmax(logits, -1) * logits).sum(-1)
+        ctx.save_for_backward(hidden_TD, head_VD, target_T, norm_T)
+        ctx.temperature, ctx.softcap = temperature, softcap
+        ctx.mark_non_differentiable(entropy_T)
+        return logp_T, entropy_T
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_TD, head_VD, target_T, norm_T = ctx.saved_tensors
+        wants_hidden, wants_head = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
+        upstream_T = gradients[0] / ctx.temperature
+        grad_hidden = torch.zeros_like(hidden_TD) if wants_hidden else None
+        grad_head = torch.zeros_like(head_VD, dtype=torch.float32) if wants_head else None
+        for rows in _chunks(len(target_T), head_VD.shape[0]):
+            raw = project(hidden_TD[rows], head_VD, ctx.softcap)
+            # d logp / d logits = onehot - softmax, row by row
+            slope = torch.exp(raw / ctx.temperature - norm_T[rows, None]).mul_(-upstream_T[rows, None])
+            slope.scatter_add_(-1, target_T[rows, None], upstream_T[rows, None])
+            if ctx.softcap is not None:
+                slope = slope * (1 - (raw / ctx.softcap) ** 2)
+            slope = slope.to(head_VD.dtype)
+            if grad_hidden is not None:
+                grad_hidden[rows] = (slope @ head_VD).to(hidden_TD.dtype)
+            if grad_head is not None:
+                grad_head += slope.T @ hidden_TD[rows].to(head_VD.dtype)
+        return grad_hidden, None if grad_head is None else grad_head.to(head_VD.dtype), None, None, None
+
+
+def _chunks(rows: int, width: int) -> list[slice]:
+    size = max(1, CHUNK_ELEMENTS // width)
+    return [slice(at, min(at + size, rows)) for at in range(0, rows, size)]
+
+
+def token_logp(
+    hidden_TD: Tensor, head_VD: Tensor, target_T: Tensor, temperature: float = 1.0, softcap: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """log pi(target) in nats at each row, `[T]`, and the entropy there (without gradient), `[T]`.
+
+    The distribution is softmax(logits / temperature): the one that was sampled from. Memory is
+    bounded by `CHUNK_ELEMENTS` logits whatever T and V are; backward pays for it by computing the
+    logits once more.
+    """
+    assert temperature > 0, "log-probs of greedy sampling are not defined; score at temperature 1"
+    logp_T, entropy_T = _TokenLogp.apply(hidden_TD, head_VD, target_T, temperature, softcap)  # type: ignore[misc]
+    return logp_T, entropy_T
+
+

@@ -1,0 +1,1 @@
+"""Whatever can say something about the trajectories of a group, as signals."""

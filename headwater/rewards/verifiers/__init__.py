@@ -1,0 +1,1 @@
+"""Programs that compare an answer with the right one."""

@@ -1,0 +1,1 @@
+"""An engine in a world, once: tasks in, trajectories out."""

@@ -1,0 +1,110 @@
+"""A recipe -> the parts of a run, wired together."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from headwater.algorithms import choose
+from headwater.config import Recipe
+from headwater.data.render import Renderer
+from headwater.data.tasks import fit, load_tasks
+from headwater.engines.torch_engine import TorchEngine
+from headwater.errors import ConfigError
+from headwater.models.load import load
+from headwater.models.policy import Policy
+from headwater.rewards.registry import build_source
+from headwater.rewards.source import Source, judge
+from headwater.rollout.episode import rollout
+from headwater.runtime.learner import Learner
+from headwater.runtime.stream import visits
+from headwater.types import Algorithm, Group, Sampling, Task
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """Everything a run is made of."""
+
+    recipe: Recipe
+    policy: Policy
+    renderer: Renderer
+    tasks: list[Task]
+    held_out: list[Task]
+    sources: list[tuple[Source, float]]
+    algorithm: Algorithm
+    engine: TorchEngine
+    learner: Learner
+    notes: list[str]
+
+    async def produce(self, step: int) -> list[Group]:
+        """Judged groups of one step: demonstrations as they are, or episodes sampled and judged."""
+        recipe = self.recipe
+        chosen = visits(self.tasks, step, recipe.batch.prompts, recipe.run.seed)
+        if not self.algorithm.online:
+            return [Group(task=task, trajectories=(self.renderer.demonstration(task),)) for task, _ in chosen]
+        groups = await rollout(
+            self.engine, self.renderer, chosen, self.sampling, recipe.batch.siblings, recipe.run.seed
+        )
+        return await judge(groups, self.sources)
+
+    @property
+    def sampling(self) -> Sampling:
+        """How training episodes are sampled."""
+        return self.recipe.sampling.build()
+
+
+def offers(sources: Sequence[tuple[Source, float]], tasks: Sequence[Task]) -> frozenset[str]:
+    """Signals that a run can have: what its sources give, a frozen reference, demonstrations."""
+    found = {signal for source, _ in sources for signal in source.offers} | {"ref_logp"}
+    if tasks and all(task.completion is not None for task in tasks):
+        found.add("demonstration")
+    return frozenset(found)
+
+
+def assemble(recipe: Recipe) -> Parts:
+    """Build a run. Cheap checks come first, so that a wrong recipe fails before a model is loaded."""
+    notes: list[str] = []
+    sources = [(build_source(config), config.weight) for config in recipe.rewards]
+    tasks = load_tasks(recipe.tasks)
+    algorithm = choose(recipe.algorithm.name, recipe.algorithm.settings, offers(sources, tasks))
+    _check_tasks(tasks, sources, algorithm)
+    held_out = load_tasks(recipe.evaluation.tasks)[: recipe.evaluation.limit] if recipe.evaluation.tasks else []
+    torch.manual_seed(recipe.run.seed)
+    policy = load(recipe.model)
+    renderer = Renderer(policy.tokenizer, recipe.model.chat_template, policy.end_of_turn_ids)
+    tasks, changed = fit(tasks, renderer, recipe.tasks)
+    if changed:
+        notes.append(f"{changed} tasks were longer than {recipe.tasks.max_prompt_tokens} tokens ({recipe.tasks.too_long}).")
+    reference = policy.reference() if "ref_logp" in algorithm.needs else None
+    # Running ahead needs weights of its own; in turn with the learner, sampling shares the learner's.
+    sampler = copy.deepcopy(policy) if recipe.run.max_lag > 0 else policy
+    learner = Learner(policy, recipe.optimizer, steps=recipe.run.steps, reference=reference)
+    return Parts(
+        recipe=recipe,
+        policy=policy,
+        renderer=renderer,
+        tasks=tasks,
+        held_out=held_out,
+        sources=sources,
+        algorithm=algorithm,
+        engine=TorchEngine(sampler),
+        learner=learner,
+        notes=notes,
+    )
+
+
+def _check_tasks(tasks: Sequence[Task], sources: Sequence[tuple[Source, float]], algorithm: Algorithm) -> None:
+    if not algorithm.online:
+        return
+    if not sources:
+        raise ConfigError(f"'{algorithm.name}' learns from rewards, and the recipe has none. Add a [[rewards]] entry.")
+    for source, _ in sources:
+        missing = [task.id for task in tasks if "answer" in source.needs and task.answer is None]
+        if missing:
+            raise ConfigError(
+                f"The reward '{source.name}' compares with an answer, and {len(missing)} of {len(tasks)} tasks have "
+                f"none (first: {missing[0]}). Name the field that holds it in tasks.answer, or use another reward."
+            )

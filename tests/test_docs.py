@@ -1,0 +1,197 @@
+"""What the pages promise: their commands work, their site builds, and the recipes that they name load.
+
+Every line of a ```bash block that starts with `headwater` is a command that must work as it stands, from
+the root of the project. Commands with invented names belong in ```text blocks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from headwater.cli import app
+from headwater.config import load_recipe
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
+BLOCK = re.compile(r"^```(?P<language>\w+)[^\n]*\n(?P<body>.*?)^```", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^\s*(?:\$ )?(?:\.venv/bin/)?headwater\s+(?P<rest>.*)$")
+
+
+def commands(page: str) -> list[str]:
+    """The arguments of every `headwater` command in the page's bash blocks, without their comments."""
+    lines = [
+        line
+        for block in BLOCK.finditer(page)
+        if block["language"] == "bash"
+        for line in block["body"].replace("\\\n", " ").splitlines()
+    ]
+    found = [match["rest"] for line in lines if (match := COMMAND.match(line))]
+    return [shlex.join(shlex.split(rest, comments=True)) for rest in found]
+
+
+PROMISED = sorted({command for page in PAGES for command in commands(page.read_text(encoding="utf-8"))})
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder like a fresh clone seen by the command line: recipes, and the runs that pages speak of."""
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def parse(words: list[str]) -> click.Context:
+    """Parses as the command line does, options, choices and paths included, and runs nothing."""
+    command = typer.main.get_command(app)
+    assert isinstance(command, click.Group)
+    with click.Context(command, info_name="headwater") as outer:
+        _, chosen, rest = command.resolve_command(outer, words)
+        assert chosen is not None
+        return chosen.make_context(words[0], rest, parent=outer)
+
+
+def test_commands_are_found_in_bash_blocks_only() -> None:
+    page = "```bash\nheadwater show \\\n  tasks  # why\n$ headwater doctor\nmake test\n```\n"
+    page += "```text\nheadwater nothing\n```\n"
+    assert commands(page) == ["show tasks", "doctor"]
+
+
+def test_pages_show_every_command() -> None:
+    shown = {shlex.split(command)[0] for command in PROMISED}
+    assert shown >= {"train", "evaluate", "chat", "show", "doctor"}
+
+
+@pytest.mark.parametrize("command", PROMISED)
+def test_promised_command_parses(command: str, project: Path) -> None:
+    words = shlex.split(command)
+    for word in words:
+        if word.startswith("runs/"):
+            (project / word).mkdir(parents=True, exist_ok=True)
+    context = parse(words)
+    assert context.info_name == words[0]
+
+
+@pytest.mark.parametrize("command", [c for c in PROMISED if c.startswith("train ")])
+def test_promised_training_has_a_valid_recipe(command: str, project: Path) -> None:
+    words = [word for word in shlex.split(command)[1:] if not word.startswith("-")]
+    overrides = [word for word in words[1:] if "=" in word]
+    recipe = load_recipe(Path(words[0]), overrides)
+    names = [word.removeprefix("run.name=") for word in overrides if word.startswith("run.name=")]
+    assert recipe.run.name == (names[-1] if names else load_recipe(Path(words[0]), []).run.name)
+
+
+@pytest.mark.parametrize("command", [c for c in PROMISED if c.startswith("show ")])
+def test_promised_show_answers(command: str) -> None:
+    result = CliRunner().invoke(app, shlex.split(command))
+    assert result.exit_code == 0, result.output
+    assert len(result.output.strip().splitlines()) > 1
+
+
+def test_the_quickstart_would_run(project: Path) -> None:
+    result = CliRunner().invoke(app, ["train", "recipes/quickstart.toml", "--dry-run"])
+    assert result.exit_code == 0, result.output
+    assert not (project / "runs").exists(), "a dry run leaves nothing behind"
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipe_loads(path: Path) -> None:
+    assert load_recipe(path, []).run.steps > 0
+
+
+def test_recipes_that_pages_name_exist() -> None:
+    named = {
+        name
+        for page in PAGES
+        for name in re.findall(r"recipes/[\w-]+\.toml", page.read_text(encoding="utf-8"))
+    }
+    missing = sorted(name for name in named if not (ROOT / name).exists())
+    assert named
+    assert missing == []
+
+
+@pytest.mark.skipif(
+    find_spec("mkdocs") is None, reason="mkdocs is not installed: pip install 'headwater[docs]'"
+)
+def test_site_builds(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "mkdocs",
+            "build",
+            "--strict",
+            "--quiet",
+            "--site-dir",
+            str(tmp_path / "site"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )
+    assert result.returncode == 0, result.stderr
+    home = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert "fonts.googleapis" not in home, "the site fetches nothing from elsewhere"
+
+
+def test_python_in_pages_compiles() -> None:
+    blocks = [
+        (page.name, block["body"])
+        for page in PAGES
+        for block in BLOCK.finditer(page.read_text(encoding="utf-8"))
+        if block["language"] == "python"
+    ]
+    assert blocks
+    for name, body in blocks:
+        compile(body, name, "exec")
+
+
+def project_files() -> list[Path]:
+    """Files that are, or would be, under version control; without git, all that are not hidden."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if listed.returncode == 0:
+        found = [ROOT / name for name in listed.stdout.split("\0") if name]
+    else:
+        found = [
+            path
+            for path in ROOT.rglob("*")
+            if not any(p.startswith(".") for p in path.relative_to(ROOT).parts)
+        ]
+    return [
+        path
+        for path in found
+        if path.is_file() and path.suffix not in {".png", ".gguf", ".safetensors", ".parquet"}
+    ]
+
+
+def test_no_file_names_a_machine() -> None:
+    # Written with classes of one letter, so that the pattern does not find itself.
+    machine = re.compile(
+        r"(?<![\w.$}])/(?:hom[e]/\w|User[s]/\w|roo[t]/|wor[k]/|op[t]/\w|mn[t]/\w)|file:/[/]/"
+    )
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
+        for path in project_files()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if machine.search(line)
+    ]
+    assert found == []
