@@ -1,0 +1,1 @@
+"""Signals of a group in, advantages out. Pure."""

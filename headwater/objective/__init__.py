@@ -1,0 +1,1 @@
+"""Log-probs and advantages in, loss per token out. Pure."""
