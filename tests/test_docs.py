@@ -14,15 +14,18 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import typer
 import typer.main
+from pydantic import BaseModel
 from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 from headwater.cli import app
-from headwater.config import load_recipe
+from headwater.config import Recipe, load_recipe
+from headwater.models.load import LoraConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -111,6 +114,31 @@ def test_the_quickstart_would_run(project: Path) -> None:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_loads(path: Path) -> None:
     assert load_recipe(path, []).run.steps > 0
+
+
+def documented_keys() -> dict[str, set[str]]:
+    """Per section of the page on recipes, the keys in the first column of its first table."""
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    found: dict[str, set[str]] = {}
+    for part in re.split(r"^#+ (?=`\[)", page, flags=re.MULTILINE)[1:]:
+        section = part.partition("`")[2].partition("`")[0].strip("[]")
+        table = part.partition("\n|")[2].partition("\n\n")[0]
+        first_column = [row.split("|")[1] for row in table.splitlines()[1:]]
+        found[section] = set(re.findall(r"`(\w+)`", " ".join(first_column)))
+    return found
+
+
+def model_of(annotation: object) -> type[BaseModel]:
+    """The configuration in an annotation such as `RewardConfig | None` or `tuple[RewardConfig, ...]`."""
+    candidates = (annotation, *get_args(annotation))
+    return next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+
+
+def test_the_page_on_recipes_has_every_key_and_no_other() -> None:
+    wanted = {name: set(model_of(f.annotation).model_fields) for name, f in Recipe.model_fields.items()}
+    wanted["model.lora"] = set(LoraConfig.model_fields)
+    wanted["model"] -= {"lora"}  # a section of its own
+    assert documented_keys() == wanted
 
 
 def test_recipes_that_pages_name_exist() -> None:

@@ -96,6 +96,28 @@ def assemble(recipe: Recipe) -> Parts:
     )
 
 
+def plan(recipe: Recipe) -> list[tuple[str, str]]:
+    """What a run would do, as (name, value), after every check that needs no weights."""
+    sources = [(build_source(config), config.weight) for config in recipe.rewards]
+    tasks = load_tasks(recipe.tasks)
+    algorithm = choose(recipe.algorithm.name, recipe.algorithm.settings, offers(sources, tasks))
+    _check_tasks(tasks, sources, algorithm)
+    held_out = load_tasks(recipe.evaluation.tasks)[: recipe.evaluation.limit] if recipe.evaluation.tasks else []
+    siblings = recipe.batch.siblings if algorithm.online else 1
+    answers = recipe.batch.prompts * siblings
+    lag = recipe.run.max_lag
+    return [
+        ("model", f"{recipe.model.name} ({'LoRA rank ' + str(recipe.model.lora.rank) if recipe.model.lora else 'all weights'})"),
+        ("algorithm", f"{algorithm.name}, needs {', '.join(sorted(algorithm.needs))}"),
+        ("signals", ", ".join(sorted(offers(sources, tasks)))),
+        ("tasks", f"{len(tasks)} from {recipe.tasks.source}; {len(held_out)} held out"),
+        ("a step", f"{recipe.batch.prompts} prompts x {siblings} = {answers} answers of at most {recipe.sampling.max_tokens} tokens"),
+        ("steps", f"{recipe.run.steps} ({recipe.run.steps * recipe.batch.prompts / len(tasks):.2g} epochs), "
+                  + ("sampling and learning in turn" if lag == 0 else f"sampling at most {lag} steps ahead")),
+        ("run folder", f"{recipe.run.path}{' (exists: use --resume or another run.name)' if recipe.run.path.exists() else ''}"),
+    ]
+
+
 def _check_tasks(tasks: Sequence[Task], sources: Sequence[tuple[Source, float]], algorithm: Algorithm) -> None:
     if not algorithm.online:
         return
