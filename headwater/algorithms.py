@@ -84,8 +84,19 @@ TABLE = {
     for row in (
         Row(name="sft", summary="imitate demonstrations", source="Radford et al. 2018", build=_sft),
         Row(name="reinforce", summary="reward times log-likelihood", source="Williams 1992", build=_reinforce),
-        Row(name="rloo", summary="siblings as baseline, leaving oneself out", source="arXiv:2402.14740", build=_rloo),
-        Row(name="grpo", summary="siblings' z-score, clipped", source="arXiv:2402.03300", build=_grpo, settings=_CLIP),
+        Row(
+            name="rloo",
+            summary="siblings as baseline, leaving oneself out",
+            source="arXiv:2402.14740",
+            build=_rloo,
+        ),
+        Row(
+            name="grpo",
+            summary="siblings' z-score, clipped",
+            source="arXiv:2402.03300",
+            build=_grpo,
+            settings=_CLIP,
+        ),
         Row(
             name="dr_grpo",
             summary="GRPO without its length and difficulty bias",

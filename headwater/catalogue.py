@@ -76,7 +76,10 @@ def machine() -> Table:
     table = _table("", "")
     for name in PACKAGES:
         table.add_row(name, installed(name) or "[red]not installed[/]")
-    table.add_row("cores", f"{os.cpu_count()}, torch uses {torch.get_num_threads()} ({torch.backends.cpu.get_cpu_capability()})")
+    table.add_row(
+        "cores",
+        f"{os.cpu_count()}, torch uses {torch.get_num_threads()} ({torch.backends.cpu.get_cpu_capability()})",
+    )
     table.add_row("memory", _memory())
     accelerator = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     table.add_row("accelerator", accelerator)
@@ -86,7 +89,10 @@ def machine() -> Table:
     free = shutil.disk_usage(near).free / 2**30
     table.add_row("model cache", f"{escape(str(folder))}{writable}, {free:.0f} GiB free")
     for package, extra in OPTIONAL.items():
-        table.add_row(package, installed(package) or f"[dim]not installed (optional: pip install 'headwater\\[{extra}]')[/]")
+        table.add_row(
+            package,
+            installed(package) or f"[dim]not installed (optional: pip install 'headwater\\[{extra}]')[/]",
+        )
     return table
 
 

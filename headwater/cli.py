@@ -33,7 +33,8 @@ errors = Console(stderr=True)
 
 RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="The recipe to run.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[section.key=value ...]", help="Settings that differ from the recipe.")
+    list[str] | None,
+    typer.Argument(metavar="[section.key=value ...]", help="Settings that differ from the recipe."),
 ]
 
 
@@ -105,9 +106,7 @@ def _train(recipe: Recipe, resume: bool, command: str) -> None:
     console.print(f"run folder  {folder.path}", highlight=False, soft_wrap=True)
     console.print(f"chat        headwater chat {folder.path}", highlight=False, soft_wrap=True)
     if result.before is not None and result.after is not None:
-        console.print(
-            f"held-out accuracy {result.before.accuracy:.3f} -> {result.after.accuracy:.3f}", highlight=False
-        )
+        console.print(f"held-out accuracy {result.before.accuracy:.3f} -> {result.after.accuracy:.3f}", highlight=False)
 
 
 def _same_run(began: Recipe, now: Recipe) -> None:
@@ -121,8 +120,8 @@ def _same_run(began: Recipe, now: Recipe) -> None:
         if old != new:
             differs = next((k for k in old if old[k] != new[k]), "") if isinstance(old, dict) else ""
             raise ConfigError(
-                f"--resume continues a run as it began, and [{section}] {differs} differs from {now.run.path}/recipe.json. "
-                "Use the settings that the run began with, or start another with run.name=NAME."
+                f"--resume continues a run as it began, and [{section}] {differs} differs from "
+                f"{now.run.path}/recipe.json. Use the settings that the run began with, or start another: run.name=NAME."
             )
 
 
@@ -198,7 +197,7 @@ def evaluate(
         console.print(f"accuracy {found.accuracy:.3f} (n={found.n}, 95% {low:.3f} to {high:.3f})", highlight=False)
 
 
-def _open(model: str, recipe: Path | None):  # noqa: ANN202 - three parts, named where they are used
+def _open(model: str, recipe: Path | None):
     """Recipe, policy and renderer of a run folder or a model name."""
     from headwater.config import check_recipe, load_recipe
     from headwater.data.render import Renderer
@@ -321,8 +320,8 @@ def doctor(
             well &= found.ok
             verdict = "[green]ok[/]" if found.ok else "[bold red]too far apart[/]"
             console.print(
-                f"{verdict} {model} in {found.dtype}: sampler and learner differ by {found.mean_abs:.2g} nats per token "
-                f"on average, {found.max_abs:.2g} at most (bound {found.bound:g}, {found.tokens} tokens)",
+                f"{verdict} {model} in {found.dtype}: sampler and learner differ by {found.mean_abs:.2g} nats "
+                f"per token on average, {found.max_abs:.2g} at most (bound {found.bound:g}, {found.tokens} tokens)",
                 highlight=False,
                 soft_wrap=True,
             )

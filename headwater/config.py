@@ -139,7 +139,9 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"There is no recipe at {path.absolute()}. `headwater show recipes` lists examples.") from error
+        raise ConfigError(
+            f"There is no recipe at {path.absolute()}. `headwater show recipes` lists examples."
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"The recipe {path} cannot be read: {error}.") from error
     except tomllib.TOMLDecodeError as error:
@@ -170,7 +172,11 @@ def _apply(content: dict[str, Any], override: str) -> None:
         value = text.strip()
     at: Any = content
     for part in parts[:-1]:
-        at = at[int(part)] if isinstance(at, list) and part.isdigit() and int(part) < len(at) else _section(at, part, override)
+        at = (
+            at[int(part)]
+            if isinstance(at, list) and part.isdigit() and int(part) < len(at)
+            else _section(at, part, override)
+        )
     if not isinstance(at, dict):
         raise ConfigError(f"The override '{override}' goes into something that is not a section of the recipe.")
     at[parts[-1]] = value
@@ -222,7 +228,7 @@ def _check(recipe: Recipe) -> None:
         raise ConfigError(
             f"'{algorithm.name}' compares siblings, and batch.siblings = {recipe.batch.siblings} gives each group one, "
             "so that no advantage could differ from zero. Set batch.siblings to 2 or more (8 is usual), or use "
-            "algorithm.name = \"reinforce\"."
+            'algorithm.name = "reinforce".'
         )
     if not algorithm.online:
         return

@@ -142,19 +142,13 @@ def test_the_page_on_recipes_has_every_key_and_no_other() -> None:
 
 
 def test_recipes_that_pages_name_exist() -> None:
-    named = {
-        name
-        for page in PAGES
-        for name in re.findall(r"recipes/[\w-]+\.toml", page.read_text(encoding="utf-8"))
-    }
+    named = {name for page in PAGES for name in re.findall(r"recipes/[\w-]+\.toml", page.read_text(encoding="utf-8"))}
     missing = sorted(name for name in named if not (ROOT / name).exists())
     assert named
     assert missing == []
 
 
-@pytest.mark.skipif(
-    find_spec("mkdocs") is None, reason="mkdocs is not installed: pip install 'headwater[docs]'"
-)
+@pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed: pip install 'headwater[docs]'")
 def test_site_builds(tmp_path: Path) -> None:
     result = subprocess.run(
         [
@@ -201,23 +195,15 @@ def project_files() -> list[Path]:
     if listed.returncode == 0:
         found = [ROOT / name for name in listed.stdout.split("\0") if name]
     else:
-        found = [
-            path
-            for path in ROOT.rglob("*")
-            if not any(p.startswith(".") for p in path.relative_to(ROOT).parts)
-        ]
+        found = [path for path in ROOT.rglob("*") if not any(p.startswith(".") for p in path.relative_to(ROOT).parts)]
     return [
-        path
-        for path in found
-        if path.is_file() and path.suffix not in {".png", ".gguf", ".safetensors", ".parquet"}
+        path for path in found if path.is_file() and path.suffix not in {".png", ".gguf", ".safetensors", ".parquet"}
     ]
 
 
 def test_no_file_names_a_machine() -> None:
     # Written with classes of one letter, so that the pattern does not find itself.
-    machine = re.compile(
-        r"(?<![\w.$}])/(?:hom[e]/\w|User[s]/\w|roo[t]/|wor[k]/|op[t]/\w|mn[t]/\w)|file:/[/]/"
-    )
+    machine = re.compile(r"(?<![\w.$}])/(?:hom[e]/\w|User[s]/\w|roo[t]/|wor[k]/|op[t]/\w|mn[t]/\w)|file:/[/]/")
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
         for path in project_files()

@@ -57,9 +57,7 @@ def read_file(path: Path) -> Iterator[Row]:
         return _read_jsonl(path)
     if path.suffix == ".parquet":
         return _read_parquet(path)
-    raise ConfigError(
-        f"Cannot read '{path}': the ending '{path.suffix}' is not known. Give a .jsonl or .parquet file."
-    )
+    raise ConfigError(f"Cannot read '{path}': the ending '{path.suffix}' is not known. Give a .jsonl or .parquet file.")
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:

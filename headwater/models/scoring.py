@@ -34,7 +34,12 @@ class _TokenLogp(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_TD: Tensor, head_VD: Tensor, target_T: Tensor, temperature: float, softcap: float | None
+        ctx: Any,
+        hidden_TD: Tensor,
+        head_VD: Tensor,
+        target_T: Tensor,
+        temperature: float,
+        softcap: float | None,
     ) -> tuple[Tensor, Tensor]:
         logp_T = torch.empty(len(target_T), dtype=torch.float32, device=hidden_TD.device)
         entropy_T, norm_T = torch.empty_like(logp_T), torch.empty_like(logp_T)
@@ -77,7 +82,11 @@ def _chunks(rows: int, width: int) -> list[slice]:
 
 
 def token_logp(
-    hidden_TD: Tensor, head_VD: Tensor, target_T: Tensor, temperature: float = 1.0, softcap: float | None = None
+    hidden_TD: Tensor,
+    head_VD: Tensor,
+    target_T: Tensor,
+    temperature: float = 1.0,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log pi(target) in nats at each row, `[T]`, and the entropy there (without gradient), `[T]`.
 
@@ -88,5 +97,3 @@ def token_logp(
     assert temperature > 0, "log-probs of greedy sampling are not defined; score at temperature 1"
     logp_T, entropy_T = _TokenLogp.apply(hidden_TD, head_VD, target_T, temperature, softcap)  # type: ignore[misc]
     return logp_T, entropy_T
-
-

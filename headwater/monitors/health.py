@@ -67,8 +67,12 @@ def alarms(groups: Sequence[Group], update: Update, seen: Mapping[str, float], *
             else "all siblings earned the same: the tasks are too easy or sampling is not random enough. Use harder "
             "tasks or raise sampling.temperature"
         )
-        found.append(Alarm(name="all_flat", text=f"All groups are flat (mean reward {level:.3g}); {cause}. "
-                           "This step taught nothing."))
+        found.append(
+            Alarm(
+                name="all_flat",
+                text=f"All groups are flat (mean reward {level:.3g}); {cause}. This step taught nothing.",
+            )
+        )
     if update.mismatch is not None and update.mismatch > 0.1:
         found.append(
             Alarm(

@@ -104,8 +104,7 @@ def _build(builder: Callable[..., object], config: RewardConfig) -> Source:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise ConfigError(
-            f"The reward '{config.name}' cannot be built: setting '{place}': {first['msg']} "
-            f"(found {first['input']!r})."
+            f"The reward '{config.name}' cannot be built: setting '{place}': {first['msg']} (found {first['input']!r})."
         ) from error
     assert isinstance(source, Source)
     return source
@@ -120,8 +119,7 @@ def _construct(kind: type, config: RewardConfig) -> Source:
         ) from error
     if not isinstance(source, Source):
         raise ConfigError(
-            f"The class '{config.name}' is not a Source: wanted name, offers, needs and an "
-            "async __call__(group)."
+            f"The class '{config.name}' is not a Source: wanted name, offers, needs and an async __call__(group)."
         )
     return source
 

@@ -136,9 +136,7 @@ def _check_names(sources: Sequence[tuple[Source, float]]) -> None:
     names = [source.name for source, _ in sources]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(
-                f"Two rewards are called '{name}', so their signals would be mixed up. Keep one."
-            )
+            raise ConfigError(f"Two rewards are called '{name}', so their signals would be mixed up. Keep one.")
         if name == "reward":
             raise ConfigError("A source may not be called 'reward': that is the name of the sum. Rename it.")
 

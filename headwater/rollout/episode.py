@@ -90,9 +90,7 @@ async def rollout(
         def seed(turn: int) -> int:
             return seed_of(run_seed, task.id, visit, sibling, turn)
 
-        return asyncio.ensure_future(
-            episode(engine, renderer, task, sampling, seed, world_for(task), max_turns)
-        )
+        return asyncio.ensure_future(episode(engine, renderer, task, sampling, seed, world_for(task), max_turns))
 
     playing = [[play(task, visit, sibling) for sibling in range(siblings)] for task, visit in visits]
     return [

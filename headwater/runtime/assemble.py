@@ -77,7 +77,9 @@ def assemble(recipe: Recipe) -> Parts:
     renderer = Renderer(policy.tokenizer, recipe.model.chat_template, policy.end_of_turn_ids)
     tasks, changed = fit(tasks, renderer, recipe.tasks)
     if changed:
-        notes.append(f"{changed} tasks were longer than {recipe.tasks.max_prompt_tokens} tokens ({recipe.tasks.too_long}).")
+        notes.append(
+            f"{changed} tasks were longer than {recipe.tasks.max_prompt_tokens} tokens ({recipe.tasks.too_long})."
+        )
     reference = policy.reference() if "ref_logp" in algorithm.needs else None
     # Running ahead needs weights of its own; in turn with the learner, sampling shares the learner's.
     sampler = copy.deepcopy(policy) if recipe.run.max_lag > 0 else policy
@@ -104,17 +106,18 @@ def plan(recipe: Recipe) -> list[tuple[str, str]]:
     _check_tasks(tasks, sources, algorithm)
     held_out = load_tasks(recipe.evaluation.tasks)[: recipe.evaluation.limit] if recipe.evaluation.tasks else []
     siblings = recipe.batch.siblings if algorithm.online else 1
-    answers = recipe.batch.prompts * siblings
-    lag = recipe.run.max_lag
+    batch, run, lora = recipe.batch, recipe.run, recipe.model.lora
+    pace = "sampling and learning in turn" if run.max_lag == 0 else f"sampling at most {run.max_lag} steps ahead"
+    exists = " (exists: use --resume, or another run.name)" if run.path.exists() else ""
+    answers = f"{batch.prompts} prompts x {siblings} = {batch.prompts * siblings} answers"
     return [
-        ("model", f"{recipe.model.name} ({'LoRA rank ' + str(recipe.model.lora.rank) if recipe.model.lora else 'all weights'})"),
+        ("model", f"{recipe.model.name} ({f'LoRA of rank {lora.rank}' if lora else 'all weights'})"),
         ("algorithm", f"{algorithm.name}, needs {', '.join(sorted(algorithm.needs))}"),
         ("signals", ", ".join(sorted(offers(sources, tasks)))),
         ("tasks", f"{len(tasks)} from {recipe.tasks.source}; {len(held_out)} held out"),
-        ("a step", f"{recipe.batch.prompts} prompts x {siblings} = {answers} answers of at most {recipe.sampling.max_tokens} tokens"),
-        ("steps", f"{recipe.run.steps} ({recipe.run.steps * recipe.batch.prompts / len(tasks):.2g} epochs), "
-                  + ("sampling and learning in turn" if lag == 0 else f"sampling at most {lag} steps ahead")),
-        ("run folder", f"{recipe.run.path}{' (exists: use --resume or another run.name)' if recipe.run.path.exists() else ''}"),
+        ("a step", f"{answers} of at most {recipe.sampling.max_tokens} tokens"),
+        ("steps", f"{run.steps} ({run.steps * batch.prompts / len(tasks):.2g} epochs), {pace}"),
+        ("run folder", f"{run.path}{exists}"),
     ]
 
 

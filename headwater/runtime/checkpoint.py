@@ -44,8 +44,15 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
-        save_file({name: t.detach().cpu().contiguous() for name, t in checkpoint.tensors.items()}, partial / "tensors.safetensors")
-        described = {"step": checkpoint.step, "shapes": _shapes(checkpoint.tensors), "state": dict(checkpoint.state)}
+        save_file(
+            {name: t.detach().cpu().contiguous() for name, t in checkpoint.tensors.items()},
+            partial / "tensors.safetensors",
+        )
+        described = {
+            "step": checkpoint.step,
+            "shapes": _shapes(checkpoint.tensors),
+            "state": dict(checkpoint.state),
+        }
         (partial / "state.json").write_text(json.dumps(described))
         for file in partial.iterdir():
             _flush(file)
@@ -110,8 +117,10 @@ def newest(folder: Path, weights: Mapping[str, Tensor]) -> Checkpoint | None:
             "from the one before it."
         ) from error
     if tensors is None:
-        raise CheckpointError(f"The checkpoint {path} is of another model: {_difference(saved, _wanted(weights))}. "
-                              "Resume with the model that the run began with, or start a new run.")
+        raise CheckpointError(
+            f"The checkpoint {path} is of another model: {_difference(saved, _wanted(weights))}. "
+            "Resume with the model that the run began with, or start a new run."
+        )
     return Checkpoint(step=described["step"], tensors=tensors, state=described["state"])
 
 

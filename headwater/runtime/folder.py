@@ -24,11 +24,11 @@ PACKAGES = ("headwater", "torch", "transformers", "peft", "safetensors", "datase
 class RunFolder:
     """The folder of one run.
 
-        recipe.json           the resolved recipe       environment.json   versions, machine, commit, seed
-        metrics.jsonl         one line per step         trajectories/      what was sampled and judged
-        evaluations/          held-out answers          checkpoints/       whole ones carry COMPLETE
-        refused/              batches of refused steps  model/             the exported model
-        curves.png
+    recipe.json           the resolved recipe       environment.json   versions, machine, commit, seed
+    metrics.jsonl         one line per step         trajectories/      what was sampled and judged
+    evaluations/          held-out answers          checkpoints/       whole ones carry COMPLETE
+    refused/              batches of refused steps  model/             the exported model
+    curves.png
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,7 +52,9 @@ class RunFolder:
             folder.write("recipe.json", recipe.model_dump_json(indent=2, exclude_unset=True))
             folder.write("environment.json", json.dumps(environment(recipe.run.seed), indent=2))
         except OSError as error:
-            raise ConfigError(f"The run folder {path.absolute()} cannot be written: {error}. Set run.folder.") from error
+            raise ConfigError(
+                f"The run folder {path.absolute()} cannot be written: {error}. Set run.folder."
+            ) from error
         return folder
 
     @classmethod

@@ -76,9 +76,7 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
 class Learner:
     """Holds the policy that learns. `version` counts optimizer steps."""
 
-    def __init__(
-        self, policy: Policy, config: OptimizerConfig, *, steps: int, reference: Policy | None = None
-    ) -> None:
+    def __init__(self, policy: Policy, config: OptimizerConfig, *, steps: int, reference: Policy | None = None) -> None:
         self.policy, self.config, self.steps, self.reference = policy, config, steps, reference
         self.version = 0
         if config.activation_checkpointing:
@@ -165,7 +163,9 @@ class Learner:
             weight.copy_(tensors[f"weight/{name}"])
             moments = {key: tensors.get(f"{key}/{name}") for key in ("step", "exp_avg", "exp_avg_sq")}
             if all(m is not None for m in moments.values()):
-                self.optimizer.state[weight] = {k: m.clone().to(weight.device) for k, m in moments.items() if m is not None}
+                self.optimizer.state[weight] = {
+                    k: m.clone().to(weight.device) for k, m in moments.items() if m is not None
+                }
         self.masters.publish()
         self.version = version
 

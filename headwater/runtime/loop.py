@@ -136,7 +136,9 @@ class Run:
             for alarm in alarms(groups, update, seen, compares=compares):
                 self._alarm(alarm.name, alarm.text)
         now, sampled = time.perf_counter(), self.parts.engine.sampled_tokens
-        metrics = {k: v for k, v in asdict(update).items() if isinstance(v, (int, float)) and math.isfinite(v)}
+        metrics: dict[str, float] = {
+            k: v for k, v in asdict(update).items() if isinstance(v, (int, float)) and math.isfinite(v)
+        }
         metrics |= seen | {f"loss/{name}": value for name, value in update.terms.items()}
         metrics |= {"update_s": update.seconds, "step_s": now - self._clock, "dropped": batch.dropped}
         metrics["tokens_per_s"] = (sampled - self._sampled) / (now - self._clock)
@@ -144,7 +146,7 @@ class Run:
             metrics["lag"] = step - batch.oldest_version
         self._clock, self._sampled = now, sampled
         done = step + 1
-        if (self.recipe.run.save_trajectories_every and done % self.recipe.run.save_trajectories_every == 0):
+        if self.recipe.run.save_trajectories_every and done % self.recipe.run.save_trajectories_every == 0:
             self.folder.save_groups(done, groups)
         every = self.recipe.run.evaluate_every
         if self.parts.held_out and (done == self.recipe.run.steps or (every and done % every == 0)):
@@ -188,7 +190,9 @@ class Run:
         return found
 
     def _evaluate(self, step: int) -> Evaluation:
-        sampling = replace(self.parts.sampling, temperature=self.recipe.evaluation.temperature, top_p=1.0, top_k=0, min_p=0.0)
+        sampling = replace(
+            self.parts.sampling, temperature=self.recipe.evaluation.temperature, top_p=1.0, top_k=0, min_p=0.0
+        )
         parts = self.parts
         found = evaluate(
             parts.policy, parts.renderer, parts.held_out, parts.sources, sampling, seed=self.recipe.run.seed

@@ -16,7 +16,12 @@ PANELS = (
     ("norm", ("grad_norm",), "gradient norm"),
     ("gap", ("mismatch", "kl"), "sampler-learner gap, KL (nats per token)"),
 )
-LABELS = {"held_out": "held-out accuracy", "flat_groups": "flat groups", "mismatch": "gap to the sampler", "kl": "KL to reference"}
+LABELS = {
+    "held_out": "held-out accuracy",
+    "flat_groups": "flat groups",
+    "mismatch": "gap to the sampler",
+    "kl": "KL to reference",
+}
 
 
 def plot(rows: Sequence[Mapping[str, float]], path: Path) -> None:
@@ -33,8 +38,9 @@ def plot(rows: Sequence[Mapping[str, float]], path: Path) -> None:
         for name in names:
             points = [(row["step"], row[name]) for row in rows if name in row]
             if points:
-                style = {"marker": "o"} if name == "held_out" else {}
-                axes.plot(*zip(*points, strict=True), label=LABELS.get(name, name), **style)
+                axes.plot(
+                    *zip(*points, strict=True), label=LABELS.get(name, name), marker="o" if name == "held_out" else ""
+                )
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("step")
         axes.grid(alpha=0.3)

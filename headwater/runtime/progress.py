@@ -48,8 +48,8 @@ class Terminal:
         self._steps, self._first, self._begun = recipe.run.steps, first, time.monotonic()
         begin = f"from step {first}" if first else f"{recipe.run.steps} steps"
         self.console.print(
-            f"[bold]{escape(recipe.algorithm.name)}[/] on {escape(recipe.tasks.source)}, {escape(recipe.model.name)}, {begin}, "
-            f"in {escape(str(recipe.run.path))}",
+            f"[bold]{escape(recipe.algorithm.name)}[/] on {escape(recipe.tasks.source)}, "
+            f"{escape(recipe.model.name)}, {begin}, in {escape(str(recipe.run.path))}",
             soft_wrap=True,
         )
         if self.console.is_terminal:

@@ -29,7 +29,10 @@ def test_a_reward_of_zero_is_not_a_missing_one():
 
 
 def test_one_judged_sibling_cannot_be_compared():
-    assert _plain(compare(leave_one_out)([_group(1.0, None), _group(1.0, 0.0)])) == [[None, None], [1.0, -1.0]]
+    assert _plain(compare(leave_one_out)([_group(1.0, None), _group(1.0, 0.0)])) == [
+        [None, None],
+        [1.0, -1.0],
+    ]
 
 
 def test_flat_groups_get_exactly_zero_from_every_comparison():

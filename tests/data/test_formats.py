@@ -200,9 +200,7 @@ def test_conventional_shapes():
 
 
 def test_unconventional_shapes_are_refused_with_a_hint():
-    with pytest.raises(
-        DataError, match=r"here: the row has a 'text' but no 'prompt'.*tasks\.prompt = \"\{text\}\""
-    ):
+    with pytest.raises(DataError, match=r"here: the row has a 'text' but no 'prompt'.*tasks\.prompt = \"\{text\}\""):
         conventional(row(text="a"))
     with pytest.raises(DataError, match=r"The row has: question, answer.*tasks\.prompt = "):
         conventional(row(question="a", answer="b"))

@@ -37,9 +37,7 @@ def test_refuses_an_unknown_generator_with_a_suggestion():
 
 
 @needs_gym
-@pytest.mark.parametrize(
-    "settings", [{"no_such": 1}, {"min_terms": 9, "max_terms": 2}, {"min_terms": "many"}]
-)
+@pytest.mark.parametrize("settings", [{"no_such": 1}, {"min_terms": 9, "max_terms": 2}, {"min_terms": "many"}])
 def test_refuses_settings_that_do_not_suit(settings: dict[str, object]):
     with pytest.raises(ConfigError, match="do not suit 'gym:basic_arithmetic'"):
         fields(**settings)

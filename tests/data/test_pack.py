@@ -104,7 +104,11 @@ def test_trained_ids_are_the_sampled_ids():
 
 
 GROUPS = st.lists(
-    st.lists(st.tuples(st.lists(st.integers(2, 40), min_size=1, max_size=6), st.floats(0, 1)), min_size=2, max_size=4),
+    st.lists(
+        st.tuples(st.lists(st.integers(2, 40), min_size=1, max_size=6), st.floats(0, 1)),
+        min_size=2,
+        max_size=4,
+    ),
     min_size=1,
     max_size=3,
 )

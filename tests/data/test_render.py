@@ -82,10 +82,7 @@ def test_a_prompt_is_what_the_template_renders(tokenizer: PreTrainedTokenizerBas
 def test_text_under_a_template_is_one_user_message(tokenizer: PreTrainedTokenizerBase):
     made = Renderer(tokenizer, "chatml")
     assert made.prompt(Task(id="t", prompt="hi")) == made.prompt(Task(id="t", prompt=messages("user: hi")))
-    assert (
-        made.prompt(Task(id="t", prompt="hi")).text
-        == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    )
+    assert made.prompt(Task(id="t", prompt="hi")).text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_a_system_message_replaces_the_default_one(tokenizer: PreTrainedTokenizerBase):
@@ -141,9 +138,7 @@ def test_what_a_template_refuses_is_said(tokenizer: PreTrainedTokenizerBase):
 
 
 @pytest.mark.parametrize("turns", [(), messages("user: hi", "assistant: ho")])
-def test_a_prompt_must_leave_the_assistant_to_answer(
-    tokenizer: PreTrainedTokenizerBase, turns: tuple[Message, ...]
-):
+def test_a_prompt_must_leave_the_assistant_to_answer(tokenizer: PreTrainedTokenizerBase, turns: tuple[Message, ...]):
     with pytest.raises(DataError, match="'t7' must end with a message"):
         Renderer(tokenizer, "chatml").prompt(Task(id="t7", prompt=turns))
 
@@ -187,9 +182,7 @@ def test_plain_demonstration(tokenizer: PreTrainedTokenizerBase):
     assert policy(found) == [" 4"]
 
 
-CONVERSATION = messages(
-    "assistant: Which?", "user: 2 and 3", "user: please", "assistant: 5", "assistant: Good?"
-)
+CONVERSATION = messages("assistant: Which?", "user: 2 and 3", "user: please", "assistant: 5", "assistant: Good?")
 
 
 @pytest.mark.parametrize("template", [CHATML, DEFAULT_SYSTEM, HEADERS])
@@ -221,9 +214,7 @@ def test_an_end_of_turn_that_the_template_does_not_write_is_refused(tokenizer: P
 
 
 @pytest.mark.parametrize("completion", [None, "", ()])
-def test_without_completion_there_is_no_demonstration(
-    tokenizer: PreTrainedTokenizerBase, completion: str | None
-):
+def test_without_completion_there_is_no_demonstration(tokenizer: PreTrainedTokenizerBase, completion: str | None):
     with pytest.raises(DataError, match="'t7' has no completion"):
         Renderer(tokenizer, "chatml").demonstration(Task(id="t7", prompt="hi", completion=completion))
 
@@ -241,9 +232,7 @@ def test_where_a_token_would_straddle_the_boundary_the_prompt_stays_as_sampled(
 ):
     made = Renderer(tokenizer, "chatml")
     task = Task(id="t", prompt="hi", completion="\n\nho")
-    assert tokenizer.encode("\n\n\n") != tokenizer.encode("\n") + tokenizer.encode(
-        "\n\n"
-    )  # else this tests nothing
+    assert tokenizer.encode("\n\n\n") != tokenizer.encode("\n") + tokenizer.encode("\n\n")  # else this tests nothing
     found = made.demonstration(task)
     assert found.spans[0] == made.prompt(task)
     assert policy(found) == ["\n\nho"]
@@ -265,9 +254,7 @@ def test_any_conversation_keeps_its_text_and_its_prompt(
     found = made.demonstration(task)
     assert found.spans[0] == made.prompt(task)
     assert policy(found) == [content for role, content in turns if role == "assistant"]
-    whole_text = "".join(
-        f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in [("user", prompt), *turns]
-    )
+    whole_text = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in [("user", prompt), *turns])
     assert tokenizer.decode(found.tokens) == whole_text[:-1]
 
 

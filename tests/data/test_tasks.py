@@ -189,9 +189,7 @@ def test_sums_are_tasks():
     for task in tasks:
         assert task.answer == str(int(task.meta["a"]) + int(task.meta["b"]))  # type: ignore[arg-type]
         assert task.prompt == (system("Add."), user(f"What is {task.meta['a']} + {task.meta['b']}?"))
-    part = TasksConfig(
-        source="sums", count=5, seed=3, settings={"digits": 1}, system="Add.", limit=2, offset=1
-    )
+    part = TasksConfig(source="sums", count=5, seed=3, settings={"digits": 1}, system="Add.", limit=2, offset=1)
     assert load_tasks(part) == tasks[1:3]
     assert len(load_tasks(TasksConfig(source="sums"))) == 1000
 
@@ -224,9 +222,7 @@ def test_real_grade_school_sums():
     folder = Path(os.environ.get("HEADWATER_DATA", "../shared/data")) / "gsm8k"
     if not folder.is_dir():
         pytest.skip(f"the data set is not at {folder}; set HEADWATER_DATA to where it is")
-    config = TasksConfig(
-        source=str(folder / "dev.jsonl"), prompt="{question}", answer_after="####", limit=100
-    )
+    config = TasksConfig(source=str(folder / "dev.jsonl"), prompt="{question}", answer_after="####", limit=100)
     tasks = load_tasks(config)
     assert len(tasks) == 100
     assert tasks[0].answer == "18"
@@ -237,9 +233,7 @@ def test_real_grade_school_sums():
 
 
 def config(max_prompt_tokens: int, too_long: str) -> TasksConfig:
-    return TasksConfig.model_validate(
-        {"source": "sums", "max_prompt_tokens": max_prompt_tokens, "too_long": too_long}
-    )
+    return TasksConfig.model_validate({"source": "sums", "max_prompt_tokens": max_prompt_tokens, "too_long": too_long})
 
 
 SHORT, LONG = Task(id="short", prompt="hi"), Task(id="long", prompt="hello there " * 20 + "the end")
@@ -284,9 +278,7 @@ def test_truncate_cuts_the_last_user_message_from_the_left(tokenizer: PreTrained
 
 @settings(max_examples=30)
 @given(text=st.text(alphabet="hello ther9é", min_size=1, max_size=120), spare=st.integers(4, 40))
-def test_truncated_prompts_fit_and_lose_no_more_than_needed(
-    tokenizer: PreTrainedTokenizerBase, text: str, spare: int
-):
+def test_truncated_prompts_fit_and_lose_no_more_than_needed(tokenizer: PreTrainedTokenizerBase, text: str, spare: int):
     renderer = Renderer(tokenizer, "none")
     text += "hello"  # so that something is left to say
     limit = spare + 1

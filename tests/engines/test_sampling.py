@@ -27,7 +27,14 @@ def test_uniforms_are_uniform():
 
 
 def test_seeds_differ_in_every_part_of_their_key():
-    keys = [(0, "a", 0, 0, 0), (1, "a", 0, 0, 0), (0, "b", 0, 0, 0), (0, "a", 1, 0, 0), (0, "a", 0, 1, 0), (0, "a", 0, 0, 1)]
+    keys = [
+        (0, "a", 0, 0, 0),
+        (1, "a", 0, 0, 0),
+        (0, "b", 0, 0, 0),
+        (0, "a", 1, 0, 0),
+        (0, "a", 0, 1, 0),
+        (0, "a", 0, 0, 1),
+    ]
     assert len({seed_of(*key) for key in keys}) == len(keys)
 
 

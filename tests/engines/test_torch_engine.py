@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 
 import pytest
@@ -18,7 +19,11 @@ from headwater.types import Sampling
 def _requests(policy, prompts, siblings, **settings):
     sampling = Sampling(**({"max_tokens": 12} | settings))
     return [
-        Request(prompt=tuple(policy.tokenizer.encode(text)), sampling=sampling, seed=seed_of(0, text, 0, sibling, 0))
+        Request(
+            prompt=tuple(policy.tokenizer.encode(text)),
+            sampling=sampling,
+            seed=seed_of(0, text, 0, sibling, 0),
+        )
         for text in prompts
         for sibling in range(siblings)
     ]
@@ -54,7 +59,10 @@ def test_greedy_decoding_equals_transformers():
     ours = _flat(TorchEngine(policy).complete([request])[0])
     policy.model.set_attn_implementation("eager")
     theirs = policy.model.generate(
-        torch.tensor([request.prompt]), attention_mask=torch.ones(1, len(request.prompt)), max_new_tokens=12, do_sample=False
+        torch.tensor([request.prompt]),
+        attention_mask=torch.ones(1, len(request.prompt)),
+        max_new_tokens=12,
+        do_sample=False,
     )[0, len(request.prompt) :]
     assert ours == tuple(theirs.tolist())
 
@@ -118,7 +126,7 @@ def test_stop_strings_end_at_the_token_that_completes_one():
     policy = TabularPolicy()
     chain = policy.tokenizer.convert_tokens_to_ids(list("xy;zz"))
     with torch.no_grad():
-        for now, following in zip(chain, chain[1:], strict=False):
+        for now, following in itertools.pairwise(chain):
             policy.table.weight[following, now] = 50.0
     done = TorchEngine(policy).complete(_requests(policy, ["x"], 1, stop=("y;",)))[0]
     assert (done.text, done.stop) == ("y;", "done")

@@ -88,9 +88,7 @@ def test_a_setting_out_of_range_is_refused():
         build_source(RewardConfig(name="number", settings={"tolerance": 2}))
 
 
-@pytest.mark.parametrize(
-    "fields", [{}, {"name": "number", "wieght": 1}, {"name": "number", "weight": float("nan")}]
-)
+@pytest.mark.parametrize("fields", [{}, {"name": "number", "wieght": 1}, {"name": "number", "weight": float("nan")}])
 def test_a_malformed_config_is_refused(fields: dict[str, object]):
     with pytest.raises(ValidationError):
         RewardConfig.model_validate(fields)

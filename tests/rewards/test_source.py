@@ -67,9 +67,7 @@ class Slow:
         self.finished.append(group.task.id)
         if self.signals is not None:
             return self.signals
-        return [
-            Signal(source="slow", name="reward", values=(float(group.task.id),)) for _ in group.trajectories
-        ]
+        return [Signal(source="slow", name="reward", values=(float(group.task.id),)) for _ in group.trajectories]
 
 
 # --- verifiers -------------------------------------------------------------------------------------
@@ -241,9 +239,7 @@ def test_names_must_tell_sources_apart(names: tuple[str, str]):
         judged(*sources)
 
 
-@given(
-    st.lists(st.sampled_from([length, constant, abstainer, broken]), unique_by=lambda s: s.name), st.text()
-)
+@given(st.lists(st.sampled_from([length, constant, abstainer, broken]), unique_by=lambda s: s.name), st.text())
 def test_there_is_exactly_one_reward(sources: list[Verifier], text: str):
     (found,) = judged(*[(source, 1.0) for source in sources], texts=[text])
     rewards = [signal for signal in found.signals if signal.name == "reward"]

@@ -22,7 +22,9 @@ def test_every_epoch_visits_every_task_once(count, seed):
 
 def test_the_order_is_a_function_of_seed_and_step():
     assert visits(TASKS, 3, 4, 0) == visits(TASKS, 3, 4, 0)
-    assert [v for s in range(5) for v in visits(TASKS, s, 5, 0)] != [v for s in range(5) for v in visits(TASKS, s, 5, 1)]
+    assert [v for s in range(5) for v in visits(TASKS, s, 5, 0)] != [
+        v for s in range(5) for v in visits(TASKS, s, 5, 1)
+    ]
 
 
 def test_a_step_larger_than_the_data_goes_into_the_next_epoch():

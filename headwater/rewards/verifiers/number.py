@@ -30,8 +30,7 @@ def number(*, tolerance: float = 0.0) -> Verifier:
     """
     if not 0 <= tolerance < 1:
         raise ConfigError(
-            f"The reward 'number' has tolerance = {tolerance}, wanted a share of the answer: "
-            "from 0 to below 1."
+            f"The reward 'number' has tolerance = {tolerance}, wanted a share of the answer: from 0 to below 1."
         )
     allowed = Fraction(tolerance)
 
@@ -90,9 +89,7 @@ _MINUS = str.maketrans({"\u2212": "-", "\uff0d": "-", "\ufe63": "-"})
 _SPACES = ("\\,", "\\!", "\\;", "\\:", "\\ ", "~", "\\left", "\\right")
 _TEXT = re.compile(r"\\(?:text|mathrm|mbox|textbf|mathbf)\{([^{}]*)\}")
 _FRACTION = re.compile(r"\\[dt]?frac ?(?:\{ ?([-+]?[0-9.]+) ?\}|([0-9])) ?(?:\{ ?([0-9.]+) ?\}|([0-9]))")
-_POWER_OF_TEN = re.compile(
-    r"(?<=[0-9]) ?(?:\\times|\\cdot|[×*x]) ?10 ?\^ ?(?:\{ ?([-+]?[0-9]+) ?\}|([-+]?[0-9]+))"
-)
+_POWER_OF_TEN = re.compile(r"(?<=[0-9]) ?(?:\\times|\\cdot|[×*x]) ?10 ?\^ ?(?:\{ ?([-+]?[0-9]+) ?\}|([-+]?[0-9]+))")
 _DEGREES = re.compile(r"\^ ?(?:\\circ|\{ ?\\circ ?\})|\\degree")
 _SIGNED_CURRENCY = re.compile(r"(?<=[-+]) ?[$€£¥] ?(?=[0-9.])")
 _CURRENCY = re.compile(r"[$€£¥]")
