@@ -1,11 +1,11 @@
 """The table. A row is credit x loss x weighting, and the signals it needs.
 
-    row         credit            loss           weighting        needs
-    sft         demonstrated      likelihood     token_mean       demonstration
-    reinforce   raw               likelihood     sequence_sum     reward
-    rloo        leave_one_out     likelihood     sequence_sum     reward
-    grpo        zscore            ppo_clip (+k3) sequence_mean    reward (, ref_logp)
-    dr_grpo     group_mean        ppo_clip (+k3) fixed_length     reward (, ref_logp)
+    row         credit                   loss            weighting       needs
+    sft         demonstrated             neg. log-lik.   token_mean      demonstration
+    reinforce   across(centred)          likelihood      sequence_sum    reward
+    rloo        compare(leave_one_out)   likelihood      sequence_sum    reward
+    grpo        compare(zscore)          ppo_clip (+k3)  sequence_mean   reward (, ref_logp)
+    dr_grpo     compare(centred)         ppo_clip (+k3)  fixed_length    reward (, ref_logp)
 
 A new algorithm is one pure function where a cell is missing, and one row here.
 """
@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from headwater.credit.apply import compare, demonstrated, each, judged
-from headwater.credit.functions import group_mean, leave_one_out, raw, zscore
+from headwater.credit.apply import across, compare, demonstrated, judged
+from headwater.credit.functions import centred, leave_one_out, zscore
 from headwater.errors import ConfigError, UnknownName
 from headwater.objective.kl import k3
 from headwater.objective.policy import likelihood, ppo_clip
@@ -51,7 +51,7 @@ def _sft(settings: Settings) -> Algorithm:
 
 
 def _reinforce(settings: Settings) -> Algorithm:
-    term = Term(credit=each(raw), loss=likelihood, weighting=sequence_sum)
+    term = Term(credit=across(centred), loss=likelihood, weighting=sequence_sum)
     return Algorithm(name="reinforce", terms=(term,), needs=frozenset({REWARD}))
 
 
@@ -75,7 +75,7 @@ def _grpo(settings: Settings) -> Algorithm:
 
 
 def _dr_grpo(settings: Settings) -> Algorithm:
-    return _clipped("dr_grpo", compare(group_mean), fixed_length, settings)
+    return _clipped("dr_grpo", compare(centred), fixed_length, settings)
 
 
 _CLIP = {"clip_low": 0.2, "clip_high": 0.2, "kl": 0.0}
@@ -83,7 +83,12 @@ TABLE = {
     row.name: row
     for row in (
         Row(name="sft", summary="imitate demonstrations", source="Radford et al. 2018", build=_sft),
-        Row(name="reinforce", summary="reward times log-likelihood", source="Williams 1992", build=_reinforce),
+        Row(
+            name="reinforce",
+            summary="reward above the step's average times log-likelihood",
+            source="Williams 1992",
+            build=_reinforce,
+        ),
         Row(
             name="rloo",
             summary="siblings as baseline, leaving oneself out",

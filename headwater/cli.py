@@ -121,7 +121,7 @@ def _same_run(began: Recipe, now: Recipe) -> None:
             differs = next((k for k in old if old[k] != new[k]), "") if isinstance(old, dict) else ""
             raise ConfigError(
                 f"--resume continues a run as it began, and [{section}] {differs} differs from "
-                f"{now.run.path}/recipe.json. Use the settings that the run began with, or start another: run.name=NAME."
+                f"{now.run.path}/recipe.json. Keep to the settings that it began with, or start another: run.name=NAME."
             )
 
 

@@ -19,27 +19,29 @@ def compare(function: Callable[[Tensor], Tensor]) -> Credit:
     """
 
     def credit(groups: Sequence[Group]) -> list[Advantages]:
-        return [_judged(group, function, at_least=2) for group in groups]
+        return [_compared([t.reward for t in group.trajectories], function) for group in groups]
 
     return credit
 
 
-def each(function: Callable[[Tensor], Tensor]) -> Credit:
-    """Credit to each trajectory by its own reward; a single sibling will do."""
+def across(function: Callable[[Tensor], Tensor]) -> Credit:
+    """Credit by comparing all trajectories of the step, whichever task they are of; a group of one
+    will do."""
 
     def credit(groups: Sequence[Group]) -> list[Advantages]:
-        return [_judged(group, function, at_least=1) for group in groups]
+        rewards = [trajectory.reward for group in groups for trajectory in group.trajectories]
+        given = iter(_compared(rewards, function))
+        return [tuple(next(given) for _ in group.trajectories) for group in groups]
 
     return credit
 
 
-def _judged(group: Group, function: Callable[[Tensor], Tensor], at_least: int) -> Advantages:
-    rewards = [trajectory.reward for trajectory in group.trajectories]
+def _compared(rewards: Sequence[float | None], function: Callable[[Tensor], Tensor]) -> Advantages:
     known = [reward for reward in rewards if reward is not None]
-    if len(known) < at_least:
+    if len(known) < 2:
         return (None,) * len(rewards)
     reward_G = torch.tensor(known, dtype=torch.float64)
-    flat = at_least > 1 and max(known) == min(known)
+    flat = max(known) == min(known)
     advantages = iter(torch.zeros_like(reward_G) if flat else function(reward_G))
     return tuple(None if reward is None else next(advantages) for reward in rewards)
 

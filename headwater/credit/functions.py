@@ -6,17 +6,14 @@ import torch
 from torch import Tensor
 
 
-def raw(reward_G: Tensor) -> Tensor:
-    """The reward itself: A_i = r_i. Unbiased, and of high variance (Williams 1992)."""
-    return reward_G.clone()
+def centred(reward_G: Tensor) -> Tensor:
+    """How much better than average: A_i = r_i - mean(r).
 
-
-def group_mean(reward_G: Tensor) -> Tensor:
-    """How much better than its siblings' average: A_i = r_i - mean(r).
-
-    Dr. GRPO (Liu et al. 2025, arXiv:2503.20783): no division by the spread, which would weigh up
-    tasks that are nearly always or nearly never solved. The mean contains r_i, so the expected
-    gradient is (G-1)/G of the true one.
+    Over siblings it is the credit of Dr. GRPO (Liu et al. 2025, arXiv:2503.20783): no division by
+    the spread, which would weigh up tasks that are nearly always or nearly never solved. Over a step
+    it is the baseline of REINFORCE (Williams 1992), without which rewards that are all positive make
+    whatever was sampled likelier. The mean contains r_i, so the expected gradient is (G-1)/G of the
+    true one.
     """
     return reward_G - reward_G.mean()
 

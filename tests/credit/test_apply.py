@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from headwater.credit.apply import compare, demonstrated, each, judged
-from headwater.credit.functions import group_mean, leave_one_out, raw
+from headwater.credit.apply import across, compare, demonstrated, judged
+from headwater.credit.functions import centred, leave_one_out
 from headwater.types import Group, Signal, Span, Task, Trajectory
 
 
@@ -21,11 +21,16 @@ def _plain(advantages):
 
 def test_an_unjudged_sibling_has_no_advantage_and_does_not_move_the_others():
     # mean of 1 and 0 is 0.5: the failed sibling is not a 0
-    assert _plain(compare(group_mean)([_group(1.0, None, 0.0)])) == [[0.5, None, -0.5]]
+    assert _plain(compare(centred)([_group(1.0, None, 0.0)])) == [[0.5, None, -0.5]]
 
 
 def test_a_reward_of_zero_is_not_a_missing_one():
-    assert _plain(each(raw)([_group(0.0, None)])) == [[0.0, None]]
+    assert _plain(compare(centred)([_group(0.0, None, 1.0)])) == [[-0.5, None, 0.5]]
+
+
+def test_across_a_step_groups_of_one_are_compared_with_each_other():
+    # mean of 1, 0 and 0.5
+    assert _plain(across(centred)([_group(1.0), _group(None), _group(0.0, 0.5)])) == [[0.5], [None], [-0.5, 0.0]]
 
 
 def test_one_judged_sibling_cannot_be_compared():
@@ -36,7 +41,7 @@ def test_one_judged_sibling_cannot_be_compared():
 
 
 def test_flat_groups_get_exactly_zero_from_every_comparison():
-    for function in (group_mean, leave_one_out):
+    for function in (centred, leave_one_out):
         assert _plain(compare(function)([_group(0.1, 0.1, 0.1)])) == [[0.0, 0.0, 0.0]]
 
 

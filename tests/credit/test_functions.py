@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.credit.functions import group_mean, leave_one_out, raw, zscore
+from headwater.credit.functions import centred, leave_one_out, zscore
 
 REWARDS = st.lists(st.floats(-10, 10), min_size=2, max_size=9).map(lambda r: torch.tensor(r, dtype=torch.float64))
 
@@ -17,24 +17,23 @@ def _close(got, wanted):
 def test_one_right_of_eight_by_hand():
     # mean 1/8; sample variance (7·(1/8)² + (7/8)²) / 7 = 0.125, standard deviation 0.353553
     reward = torch.tensor([1.0] + [0.0] * 7)
-    _close(group_mean(reward), [0.875] + [-0.125] * 7)
+    _close(centred(reward), [0.875] + [-0.125] * 7)
     _close(zscore(reward, eps=0.0), [2.474874] + [-0.353553] * 7)
     # the others' mean is 0 for the right one, 1/7 for each wrong one
     _close(leave_one_out(reward), [1.0] + [-1 / 7] * 7)
-    _close(raw(reward), [1.0] + [0.0] * 7)
 
 
 @given(REWARDS)
-def test_leave_one_out_is_the_mean_of_the_others_and_a_multiple_of_group_mean(reward):
+def test_leave_one_out_is_the_mean_of_the_others_and_a_multiple_of_centred(reward):
     count = len(reward)
     others = [(reward.sum() - reward[i]) / (count - 1) for i in range(count)]
     torch.testing.assert_close(leave_one_out(reward), reward - torch.stack(others))
-    torch.testing.assert_close(leave_one_out(reward), group_mean(reward) * count / (count - 1))
+    torch.testing.assert_close(leave_one_out(reward), centred(reward) * count / (count - 1))
 
 
 @given(REWARDS)
 def test_what_compares_sums_to_nothing(reward):
-    for function in (group_mean, zscore, leave_one_out):
+    for function in (centred, zscore, leave_one_out):
         assert function(reward).sum().abs().item() < 1e-6 * (1 + reward.abs().max().item()) * 1e2
 
 
@@ -42,7 +41,7 @@ def test_what_compares_sums_to_nothing(reward):
 def test_order_of_siblings_does_not_matter(reward, random):
     order = list(range(len(reward)))
     random.shuffle(order)
-    for function in (raw, group_mean, zscore, leave_one_out):
+    for function in (centred, zscore, leave_one_out):
         torch.testing.assert_close(function(reward[order]), function(reward)[order])
 
 
