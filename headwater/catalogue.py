@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -74,6 +75,7 @@ CATALOGUE: dict[str, Callable[[], Table]] = {
 def machine() -> Table:
     """Versions, processors, memory, accelerator, folders and optional packages."""
     table = _table("", "")
+    table.add_row("python", f"{platform.python_version()} on {platform.platform()}")
     for name in PACKAGES:
         table.add_row(name, installed(name) or "[red]not installed[/]")
     table.add_row(

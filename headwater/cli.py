@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from headwater.config import Recipe
     from headwater.data.tasks import TasksConfig
     from headwater.evaluation.held_out import Evaluation
+    from headwater.runtime.loggers import Reporter
 
 app = typer.Typer(
     name="headwater",
@@ -78,7 +80,7 @@ def train(
         if dry_run:
             _plan(settings)
             return
-        _train(settings, resume, f"headwater train {recipe} {' '.join(overrides or [])}".strip())
+        _train(settings, resume, shlex.join(["headwater", "train", str(recipe), *(overrides or []), "--resume"]))
 
 
 def _train(recipe: Recipe, resume: bool, command: str) -> None:
@@ -91,15 +93,20 @@ def _train(recipe: Recipe, resume: bool, command: str) -> None:
     folder = RunFolder.open(recipe.run.path) if resume else RunFolder.create(recipe.run.path, recipe)
     if resume:
         _same_run(folder.recipe, recipe)
-    terminal = Terminal(console)
+    reporters: list[Reporter] = [Terminal(console)]
     try:
-        result: Result = run(recipe, folder, resume=resume, reporters=[terminal, *trackers(recipe, folder.path)])
+        reporters += trackers(recipe, folder.path)
+        result: Result = run(recipe, folder, resume=resume, reporters=reporters)
     except KeyboardInterrupt:
-        terminal.finish()
-        console.print(f"\nInterrupted. Go on with: {command} --resume", highlight=False, soft_wrap=True)
+        _finish(reporters)
+        console.print(f"\nInterrupted. Go on with: {command}", highlight=False, soft_wrap=True, markup=False)
         raise typer.Exit(130) from None
+    except HeadwaterError:
+        if not resume:
+            folder.abandon()
+        raise
     finally:
-        terminal.finish()
+        _finish(reporters)
     for title, evaluation in (("before", result.before), ("after", result.after)):
         if evaluation is not None:
             _samples(title, evaluation)
@@ -107,6 +114,11 @@ def _train(recipe: Recipe, resume: bool, command: str) -> None:
     console.print(f"chat        headwater chat {folder.path}", highlight=False, soft_wrap=True)
     if result.before is not None and result.after is not None:
         console.print(f"held-out accuracy {result.before.accuracy:.3f} -> {result.after.accuracy:.3f}", highlight=False)
+
+
+def _finish(reporters: Sequence[Reporter]) -> None:
+    for reporter in reporters:
+        reporter.finish()
 
 
 def _same_run(began: Recipe, now: Recipe) -> None:
@@ -120,7 +132,7 @@ def _same_run(began: Recipe, now: Recipe) -> None:
         if old != new:
             differs = next((k for k in old if old[k] != new[k]), "") if isinstance(old, dict) else ""
             raise ConfigError(
-                f"--resume continues a run as it began, and [{section}] {differs} differs from "
+                f"--resume continues a run as it began, and {'.'.join(filter(None, (section, differs)))} differs from "
                 f"{now.run.path}/recipe.json. Keep to the settings that it began with, or start another: run.name=NAME."
             )
 
@@ -143,7 +155,7 @@ def _samples(title: str, evaluation: Evaluation) -> None:
 
 
 def _plan(recipe: Recipe) -> None:
-    """What a run would do. Loads tasks and tokenizer, no weights; writes nothing."""
+    """What a run would do. Loads tasks and no model; writes nothing."""
     from headwater.runtime.assemble import plan
 
     table = Table(title="plan", title_justify="left", box=None, padding=(0, 2, 0, 0), show_header=False)
@@ -175,12 +187,12 @@ def evaluate(
     with _told_plainly():
         from dataclasses import replace
 
-        from headwater.data.tasks import TasksConfig, fit, load_tasks
+        from headwater.data.tasks import fit, load_tasks
         from headwater.evaluation.held_out import evaluate as measure
         from headwater.rewards.registry import build_source
 
         settings, policy, renderer = _open(model, recipe)
-        config: TasksConfig | None = TasksConfig(source=tasks) if tasks else settings.evaluation.tasks
+        config = _other_tasks(tasks, settings) if tasks else settings.evaluation.tasks
         if config is None:
             raise ConfigError("This recipe has no [evaluation.tasks]. Name some with --tasks.")
         if not settings.rewards:
@@ -195,6 +207,17 @@ def evaluate(
             console.print(f"{found.unjudged} answers could not be judged and do not count.")
         low, high = found.interval
         console.print(f"accuracy {found.accuracy:.3f} (n={found.n}, 95% {low:.3f} to {high:.3f})", highlight=False)
+
+
+def _other_tasks(source: str, recipe: Recipe) -> TasksConfig:
+    """Another source of tasks. A file is read as the recipe reads its own."""
+    from headwater.data.tasks import TasksConfig
+
+    own, other = recipe.evaluation.tasks or recipe.tasks, TasksConfig(source=source)
+    kept = {"system"}
+    if not own.generated and not other.generated:
+        kept |= {"prompt", "answer", "answer_after", "completion", "needs_answer", "max_prompt_tokens", "too_long"}
+    return TasksConfig(source=source, **own.model_dump(include=kept, exclude_unset=True))
 
 
 def _open(model: str, recipe: Path | None):

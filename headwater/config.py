@@ -10,7 +10,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -22,6 +22,7 @@ from headwater.rewards.registry import RewardConfig
 from headwater.types import Sampling
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class RunConfig(BaseModel):
@@ -94,8 +95,8 @@ class OptimizerConfig(BaseModel):
     """
 
     model_config = _STRICT
-    lr: float = Field(default=1e-5, gt=0)
-    betas: tuple[float, float] = (0.9, 0.95)
+    lr: float = Field(default=1e-5, gt=0, allow_inf_nan=False)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     warmup: int = Field(default=0, ge=0)
@@ -189,8 +190,9 @@ def _section(at: Any, part: str, override: str) -> Any:
 
 
 def _explain(error: ValidationError, where: str) -> ConfigError:
-    """The first thing that is wrong, in words."""
-    first = error.errors()[0]
+    """The first thing that is wrong, in words: a misspelt key before the one that it leaves missing."""
+    found = error.errors()
+    first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
     place = [part for part in first["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
     name = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
@@ -199,8 +201,8 @@ def _explain(error: ValidationError, where: str) -> ConfigError:
         return UnknownName("key", str(place[-1]), known, f"[{section}] of {where}" if section else where)
     if first["type"] == "missing":
         return ConfigError(f"{where} lacks '{name}', which has no default. Add it.")
-    found = "" if isinstance(first["input"], dict) else f", found {first['input']!r}"
-    return ConfigError(f"{where}: {name} is not right{found}. {first['msg']}.")
+    value = "" if isinstance(first["input"], dict) else f", found {first['input']!r}"
+    return ConfigError(f"{where}: {name} is not right{value}. {first['msg']}.")
 
 
 def _keys(model: type[BaseModel], place: Sequence[str | int]) -> list[str]:
@@ -230,6 +232,8 @@ def _check(recipe: Recipe) -> None:
             "so that no advantage could differ from zero. Set batch.siblings to 2 or more (8 is usual), or use "
             'algorithm.name = "reinforce".'
         )
+    _check_length(recipe)
+    _check_evaluation(recipe)
     if not algorithm.online:
         return
     sampling = recipe.sampling.build()
@@ -246,8 +250,23 @@ def _check(recipe: Recipe) -> None:
         )
     if not recipe.rewards:
         raise ConfigError(f"'{algorithm.name}' learns from rewards, and the recipe has none. Add a [[rewards]] entry.")
+
+
+def _check_length(recipe: Recipe) -> None:
     if recipe.optimizer.warmup >= recipe.run.steps:
         raise ConfigError(
             f"optimizer.warmup = {recipe.optimizer.warmup} is not less than run.steps = {recipe.run.steps}, so the "
             "learning rate would never be reached. Lower the one or raise the other."
+        )
+
+
+def _check_evaluation(recipe: Recipe) -> None:
+    if recipe.evaluation.tasks is None and recipe.run.evaluate_every:
+        raise ConfigError(
+            f"run.evaluate_every = {recipe.run.evaluate_every} has no effect without held-out tasks. Add an "
+            "[evaluation.tasks] section, or remove it."
+        )
+    if recipe.evaluation.tasks is not None and not recipe.rewards:
+        raise ConfigError(
+            "The recipe has [evaluation.tasks] and no reward to judge answers. Add a [[rewards]] entry, or remove it."
         )

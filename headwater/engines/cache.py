@@ -138,5 +138,7 @@ def _part(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) ->
     scores = query @ keys.float().transpose(-1, -2)
     if hidden is not None:
         scores = scores.masked_fill(hidden, NEGATIVE)
-    norm = scores.logsumexp(-1)
-    return torch.exp(scores - norm[..., None]) @ values.float(), norm
+    largest = scores.amax(-1, keepdim=True)
+    weights = (scores - largest).exp_()
+    total = weights.sum(-1, keepdim=True)
+    return (weights @ values.float()) / total, (largest + total.log())[..., 0]

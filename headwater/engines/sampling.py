@@ -57,13 +57,14 @@ def sample(logits_NV: Tensor, sampling: Sampling, uniform_N: np.ndarray) -> tupl
     if sampling.temperature == 0:
         token_N = logits_NV.argmax(-1)
         return token_N, logits_NV.gather(-1, token_N[:, None])[:, 0] - logits_NV.logsumexp(-1)
-    logp_NV = torch.log_softmax(logits_NV / sampling.temperature, dim=-1)
+    scaled_NV = logits_NV if sampling.temperature == 1 else logits_NV / sampling.temperature
+    logp_NV = torch.log_softmax(scaled_NV, dim=-1)
     if sampling.truncates:
         logp_NV = truncate(logp_NV, sampling)
     mass_NV = logp_NV.exp().cumsum(-1)
     wanted_N1 = torch.from_numpy(uniform_N).to(mass_NV)[:, None] * mass_NV[:, -1:]
     # right=True: strictly beyond, so that a token of zero mass is never reached
     token_N = torch.searchsorted(mass_NV, wanted_N1, right=True)[:, 0]
-    last_N = (mass_NV < mass_NV[:, -1:]).sum(-1)  # rounding may put wanted at the very end
-    token_N = torch.minimum(token_N, last_N)
+    if bool((wanted_N1 >= mass_NV[:, -1:]).any()):  # rounded up to the very end: the last possible token
+        token_N = torch.minimum(token_N, (mass_NV < mass_NV[:, -1:]).sum(-1))
     return token_N, logp_NV.gather(-1, token_N[:, None])[:, 0]

@@ -9,26 +9,28 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from headwater.config import Recipe, check_recipe
-from headwater.errors import ConfigError
+from headwater.errors import CheckpointError, ConfigError
 from headwater.types import Group
 
 PACKAGES = ("headwater", "torch", "transformers", "peft", "safetensors", "datasets", "numpy")
+FIRST = ("recipe.json", "resolved.json", "environment.json")
 
 
 class RunFolder:
     """The folder of one run.
 
-    recipe.json           the resolved recipe       environment.json   versions, machine, commit, seed
-    metrics.jsonl         one line per step         trajectories/      what was sampled and judged
-    evaluations/          held-out answers          checkpoints/       whole ones carry COMPLETE
-    refused/              batches of refused steps  model/             the exported model
-    curves.png
+    recipe.json      the recipe as given         resolved.json      with every default filled in
+    metrics.jsonl    one line per step           environment.json   versions, machine, commit, seed
+    trajectories/    what was sampled, judged    evaluations/       held-out answers
+    checkpoints/     whole ones carry COMPLETE   refused/           batches of refused steps
+    model/           the exported model          curves.png
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,7 +42,7 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, recipe: Recipe) -> RunFolder:
         """A new folder. Raises ConfigError when there is one already: no run is overwritten."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and not _empty(path):
             raise ConfigError(
                 f"The run folder {path.absolute()} exists and is kept as it is. Continue that run with --resume, or "
                 "give this one another name: run.name=NAME."
@@ -48,9 +50,10 @@ class RunFolder:
         folder = cls(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            # only what was set: a default of today must not be refused as a setting tomorrow
-            folder.write("recipe.json", recipe.model_dump_json(indent=2, exclude_unset=True))
-            folder.write("environment.json", json.dumps(environment(recipe.run.seed), indent=2))
+            # What was set is what can be read back: a default must not be refused as a setting without effect.
+            _replace(path / "recipe.json", recipe.model_dump_json(indent=2, exclude_unset=True))
+            _replace(path / "resolved.json", recipe.model_dump_json(indent=2))
+            _replace(path / "environment.json", json.dumps(environment(recipe.run.seed), indent=2))
         except OSError as error:
             raise ConfigError(
                 f"The run folder {path.absolute()} cannot be written: {error}. Set run.folder."
@@ -61,29 +64,35 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """The folder of an earlier run. Raises ConfigError when there is none."""
         if not (path / "recipe.json").is_file():
-            raise ConfigError(f"There is no run at {path.absolute()} (no recipe.json). Name the folder of a run.")
+            raise ConfigError(
+                f"There is no run at {path.absolute()} (no recipe.json), so there is nothing to go on with or to open. "
+                "Name the folder of a run, or start one: headwater train, without --resume."
+            )
         return cls(path)
+
+    def abandon(self) -> None:
+        """Remove the folder of a run that failed before it began; one that holds anything more stays."""
+        if {path.name for path in self.path.iterdir()} <= set(FIRST):
+            shutil.rmtree(self.path)
 
     @property
     def recipe(self) -> Recipe:
         """The recipe that the run was started with."""
         path = self.path / "recipe.json"
         try:
-            return check_recipe(json.loads(path.read_text()), str(path))
+            return check_recipe(json.loads(path.read_text(encoding="utf-8")), str(path))
         except ValueError as error:
             raise ConfigError(f"{path} is damaged: {error}. Restore it, or start the run anew.") from error
 
     def write(self, name: str, text: str) -> None:
-        """Write a file whole or not at all."""
-        path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
+        """Write a file whole or not at all. Raises CheckpointError when it cannot be written."""
+        with _writing(self.path / name) as path:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _replace(path, text)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append a step to metrics.jsonl."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        """Append a step to metrics.jsonl. Raises CheckpointError when it cannot be written."""
+        with _writing(self.path / "metrics.jsonl") as path, path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **metrics}) + "\n")
 
     def metrics(self) -> list[dict[str, float]]:
@@ -111,6 +120,29 @@ class RunFolder:
     def _groups(self, name: str, groups: Sequence[Group]) -> Path:
         self.write(name, "".join(json.dumps(asdict(group), ensure_ascii=False) + "\n" for group in groups))
         return self.path / name
+
+
+def _empty(path: Path) -> bool:
+    """Whether nothing is there but what a run that was killed at birth had half written."""
+    return path.is_dir() and all(inside.suffix == ".partial" for inside in path.iterdir())
+
+
+def _replace(path: Path, text: str) -> None:
+    """Half a surrogate pair, which JSON can carry and UTF-8 cannot, is written as JSON escapes it."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8", errors="backslashreplace")
+    os.replace(partial, path)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[Path]:
+    try:
+        yield path
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} could not be written: {error}. What was written before is intact. Free some disk space, or see to "
+            "the folder's permissions, and continue with --resume."
+        ) from error
 
 
 def _whole_lines(path: Path) -> Iterator[dict[str, float]]:

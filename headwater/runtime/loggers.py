@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from headwater.config import Recipe
 from headwater.errors import ConfigError
@@ -30,7 +30,7 @@ class Reporter(Protocol):
         ...
 
     def finish(self) -> None:
-        """The run is over."""
+        """The run is over, or broken off, perhaps before it started. May be called again."""
         ...
 
 
@@ -48,11 +48,12 @@ class TensorBoard:
     """Scalars as TensorBoard events in the run folder's `tensorboard/`."""
 
     def __init__(self, folder: Path) -> None:
-        module = _needs("torch.utils.tensorboard", "tensorboard")
-        self._writer = module.SummaryWriter(str(folder / "tensorboard"))
+        self._module, self._folder = _needs("torch.utils.tensorboard", "tensorboard"), folder / "tensorboard"
+        self._writer: Any = None
 
     def start(self, recipe: Recipe, first: int) -> None:
-        """Record the recipe as text."""
+        """Record the recipe as text. When resumed, events of steps that will be taken again are hidden."""
+        self._writer = self._module.SummaryWriter(str(self._folder), purge_step=first + 1 if first else None)
         self._writer.add_text("recipe", f"```json\n{recipe.model_dump_json(indent=2)}\n```", first)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -65,19 +66,22 @@ class TensorBoard:
 
     def finish(self) -> None:
         """Flush and close."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class Tracker:
     """Weights & Biases, or trackio, which speaks the same interface."""
 
     def __init__(self, kind: Literal["wandb", "trackio"]) -> None:
-        self._module, self._kind = _needs(kind, kind), kind
+        self._module, self._open = _needs(kind, kind), False
 
     def start(self, recipe: Recipe, first: int) -> None:
         """Open a run of the same name. Mode, entity and offline use are set by the tracker's own
         environment variables."""
-        self._module.init(project="headwater", name=recipe.run.name, config=recipe.model_dump(mode="json"))
+        config, again = recipe.model_dump(mode="json"), "allow" if first else "never"
+        self._module.init(project="headwater", name=recipe.run.name, config=config, resume=again)
+        self._open = True
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """One record per step."""
@@ -88,7 +92,9 @@ class Tracker:
 
     def finish(self) -> None:
         """Close the run."""
-        self._module.finish()
+        if self._open:
+            self._open = False
+            self._module.finish()
 
 
 def trackers(recipe: Recipe, folder: Path) -> list[Reporter]:

@@ -39,7 +39,7 @@ class Terminal:
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
         self._live: Live | None = None
-        self._rewards: list[float] = []
+        self._curves: dict[str, list[float]] = {"reward": [], "loss": []}
         self._steps, self._first, self._begun = 0, 0, 0.0
         self._held_out: float | None = None
 
@@ -64,7 +64,8 @@ class Terminal:
             self._begun = time.monotonic()
             self.console.print(f"held-out accuracy before training: {metrics['held_out']:.3f}")
             return
-        self._rewards.append(metrics.get("reward", metrics["loss"]))
+        for name, curve in self._curves.items():
+            curve += [metrics[name]] if name in metrics else []
         facts = self._facts(step, metrics)
         if self._live is None:
             self.console.print("  ".join(f"{name} {value}" for name, value in facts), highlight=False, soft_wrap=True)
@@ -80,15 +81,13 @@ class Terminal:
         done = step - self._first
         left = (time.monotonic() - self._begun) / max(1, done) * (self._steps - step)
         facts = [("step", f"{step}/{self._steps}")]
-        if "reward" in metrics:
-            facts.append(("reward", f"{metrics['reward']:.3f}"))
-        else:
-            facts.append(("loss", f"{metrics['loss']:.4f}"))
+        shown = "reward" if "reward" in metrics else "loss"
+        facts.append((shown, f"{metrics[shown]:.{3 if shown == 'reward' else 4}f}"))
         if self._held_out is not None:
             facts.append(("held-out", f"{self._held_out:.3f}"))
         if metrics.get("tokens_per_s"):
             facts.append(("tokens/s", f"{metrics['tokens_per_s']:.0f}"))
-        facts += [("left", duration(left)), ("", sparkline(self._rewards))]
+        facts += [("left", duration(left)), ("", sparkline(self._curves[shown]))]
         return facts
 
     def note(self, text: str, level: Level) -> None:
