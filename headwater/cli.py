@@ -155,7 +155,7 @@ def _samples(title: str, evaluation: Evaluation) -> None:
 
 
 def _plan(recipe: Recipe) -> None:
-    """What a run would do. Loads tasks and no model; writes nothing."""
+    """What a run would do. Loads tasks and tokenizer, no weights; writes nothing into runs."""
     from headwater.runtime.assemble import plan
 
     table = Table(title="plan", title_justify="left", box=None, padding=(0, 2, 0, 0), show_header=False)

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from headwater.errors import ModelError, UnknownName
@@ -73,15 +73,32 @@ def load(config: ModelConfig) -> Policy:
         return _fake(config)
     if (Path(config.name) / "tabular.json").exists():
         return TabularPolicy.read(Path(config.name))
-    device, dtype = _device(config.device), _dtype(config)
     source = _source(config.name)
+    tokenizer, ends = _tokenizer(source, config)
     with _quiet():
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
-    nn.Module.to(model, device)
-    policy = CausalPolicy(config.name, model, tokenizer, end_of_turn(config.end_of_turn, model, tokenizer))
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=_dtype(config))
+    nn.Module.to(model, _device(config.device))
+    policy = CausalPolicy(config.name, model, tokenizer, ends)
     _add_lora(policy, config)
     return policy
+
+
+def load_tokenizer(config: ModelConfig) -> tuple[PreTrainedTokenizerBase, frozenset[int]]:
+    """The tokenizer of the model that `config` names and its end-of-turn ids, without the weights."""
+    if config.name.startswith("fake:") or (Path(config.name) / "tabular.json").exists():
+        policy = load(config)
+        return policy.tokenizer, policy.end_of_turn_ids
+    return _tokenizer(_source(config.name), config)
+
+
+def _tokenizer(source: str, config: ModelConfig) -> tuple[PreTrainedTokenizerBase, frozenset[int]]:
+    with _quiet():
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        try:
+            generation = GenerationConfig.from_pretrained(source)
+        except OSError:  # many base models come without one
+            generation = None
+    return tokenizer, end_of_turn(config.end_of_turn, getattr(generation, "eos_token_id", None), tokenizer)
 
 
 def _add_lora(policy: CausalPolicy, config: ModelConfig) -> None:
@@ -191,9 +208,10 @@ def _dequantised(gguf: Path) -> Path:
     return folder
 
 
-def end_of_turn(choice: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Ids that end a policy turn. `auto`: what the generation config and tokenizer call end of
-    sequence, and the special token that the chat template writes after an assistant's message."""
+def end_of_turn(choice: str, generation_end: object, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Ids that end a policy turn. `auto`: what the generation config (`generation_end`, one id or
+    several) and the tokenizer call end of sequence, and the special token that the chat template writes
+    after an assistant's message."""
     if choice != "auto":
         found = tokenizer.convert_tokens_to_ids(choice)
         if not isinstance(found, int) or (found == tokenizer.unk_token_id and choice != tokenizer.unk_token):
@@ -203,8 +221,7 @@ def end_of_turn(choice: str, model: PreTrainedModel, tokenizer: PreTrainedTokeni
             )
         return frozenset({found})
     ids: set[int] = set()
-    generation = getattr(model, "generation_config", None)
-    for value in (getattr(generation, "eos_token_id", None), tokenizer.eos_token_id):
+    for value in (generation_end, tokenizer.eos_token_id):
         found = value if isinstance(value, list) else [value]
         ids.update(each for each in found if isinstance(each, int))
     if tokenizer.chat_template:

@@ -14,7 +14,7 @@ from headwater.data.render import Renderer
 from headwater.data.tasks import fit, load_tasks
 from headwater.engines.torch_engine import TorchEngine
 from headwater.errors import ConfigError
-from headwater.models.load import load
+from headwater.models.load import load, load_tokenizer
 from headwater.models.policy import Policy
 from headwater.rewards.registry import build_source
 from headwater.rewards.source import Source, judge
@@ -99,12 +99,17 @@ def assemble(recipe: Recipe) -> Parts:
 
 
 def plan(recipe: Recipe) -> list[tuple[str, str]]:
-    """What a run would do, as (name, value), after every check that needs no weights."""
+    """What a run would do, as (name, value), after every check that needs no weights: rewards, tasks,
+    algorithm, tokenizer and chat template, and the length of every prompt."""
     sources = [(build_source(config), config.weight) for config in recipe.rewards]
     tasks = load_tasks(recipe.tasks)
     algorithm = choose(recipe.algorithm.name, recipe.algorithm.settings, offers(sources, tasks))
     _check_tasks(tasks, sources, algorithm)
     held_out = load_tasks(recipe.evaluation.tasks)[: recipe.evaluation.limit] if recipe.evaluation.tasks else []
+    tokenizer, ends = load_tokenizer(recipe.model)
+    renderer = Renderer(tokenizer, recipe.model.chat_template, ends)
+    tasks, _ = fit(tasks, renderer, recipe.tasks)
+    first = renderer.prompt(tasks[0])
     siblings = recipe.batch.siblings if algorithm.online else 1
     batch, run, lora = recipe.batch, recipe.run, recipe.model.lora
     pace = "sampling and learning in turn" if run.max_lag == 0 else f"sampling at most {run.max_lag} steps ahead"
@@ -115,6 +120,7 @@ def plan(recipe: Recipe) -> list[tuple[str, str]]:
         ("algorithm", f"{algorithm.name}, needs {', '.join(sorted(algorithm.needs))}"),
         ("signals", ", ".join(sorted(offers(sources, tasks)))),
         ("tasks", f"{len(tasks)} from {recipe.tasks.source}; {len(held_out)} held out"),
+        ("first prompt", f"{len(first.tokens)} tokens: {first.text!r}"),
         ("a step", f"{answers} of at most {recipe.sampling.max_tokens} tokens"),
         ("steps", f"{run.steps} ({run.steps * batch.prompts / len(tasks):.2g} epochs), {pace}"),
         ("run folder", f"{run.path}{exists}"),

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from safetensors import SafetensorError
 from torch import Tensor
 
 from headwater.config import Recipe
 from headwater.data.pack import pack
-from headwater.errors import NonFiniteError
+from headwater.errors import CheckpointError, NonFiniteError
 from headwater.evaluation.held_out import Evaluation, Sample, evaluate
 from headwater.monitors.health import alarms, statistics
 from headwater.runtime import checkpoint as checkpoints
@@ -110,7 +111,7 @@ class Run:
         try:
             update = self.parts.learner.step(batch)
         except NonFiniteError as error:
-            kept = self.folder.save_refused(step, groups)
+            kept = self.folder.save_refused(step + 1, groups)
             self._refused += 1
             self.note(f"{error} The batch is kept in {kept}.", "warning")
             if self._refused >= REFUSALS:
@@ -211,7 +212,13 @@ class Run:
 
     def finish(self) -> None:
         """Export the model, draw the curves, and let the reporters go."""
-        self.parts.policy.export(self.folder.model)
-        plot(self.folder.metrics(), self.folder.plot)
+        try:
+            self.parts.policy.export(self.folder.model)
+            plot(self.folder.metrics(), self.folder.plot)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"Training is done and its last checkpoint is whole, but {self.folder.path} could not take the "
+                f"exported model: {error}. Free some disk space and give the command again with --resume."
+            ) from error
         for reporter in self.reporters:
             reporter.finish()

@@ -174,7 +174,7 @@ def test_killed_while_a_checkpoint_is_written_it_resumes_to_the_same_weights(tmp
 
 
 def test_running_ahead_learns_too_and_stays_within_its_lag(tmp_path):
-    recipe = _recipe(tmp_path, run={"max_lag": 2, "steps": 25, "checkpoint_every": 0})
+    recipe = _recipe(tmp_path, run={"max_lag": 2, "steps": 50, "checkpoint_every": 0})
     folder, _ = _train(recipe)
     rows = folder.metrics()
     assert max(row["lag"] for row in rows) <= 2
@@ -215,7 +215,7 @@ def test_refused_steps_keep_their_batch_and_end_the_run_when_they_repeat(tmp_pat
     with pytest.raises(NonFiniteError, match=r"3rd refusal in a row"):
         _train(recipe, reporters=[notes])
     kept = sorted(path.name for path in (recipe.run.path / "refused").iterdir())
-    assert kept == ["step_000000.jsonl", "step_000001.jsonl", "step_000002.jsonl"]
+    assert kept == ["step_000001.jsonl", "step_000002.jsonl", "step_000003.jsonl"]
     assert sum("refused" in text for _, text in notes.notes) >= 2
 
 
