@@ -53,7 +53,8 @@ def wilson(share: float, n: int, z: float = 1.959964) -> tuple[float, float]:
     centre = share + z * z / (2 * n)
     spread = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+    # min and max with the share itself: rounding must not put it outside
+    return max(0.0, min(share, (centre - spread) / scale)), min(1.0, max(share, (centre + spread) / scale))
 
 
 def evaluate(

@@ -23,7 +23,7 @@ CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ +-*
 END = "<end>"
 TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}"
-    "{% if message['role'] == 'assistant' %}<end>{% else %}\n{% endif %}{% endfor %}"
+    "{% if message['role'] == 'assistant' %}<end>{% else %}{{ '\n' }}{% endif %}{% endfor %}"
 )
 
 
