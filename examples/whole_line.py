@@ -49,7 +49,7 @@ def main(model: str = "fake:tabular", steps: int = 40) -> float:
     engine = TorchEngine(policy)
 
     def measure() -> float:
-        return evaluate(policy, renderer, held_out, sources, Sampling(temperature=0, max_tokens=12)).accuracy
+        return evaluate(engine, renderer, held_out, sources, Sampling(temperature=0, max_tokens=12)).accuracy
 
     before = measure()
     for step in range(steps):

@@ -188,6 +188,7 @@ def evaluate(
         from dataclasses import replace
 
         from headwater.data.tasks import fit, load_tasks
+        from headwater.engines.torch_engine import TorchEngine
         from headwater.evaluation.held_out import evaluate as measure
         from headwater.rewards.registry import build_source
 
@@ -200,7 +201,7 @@ def evaluate(
         chosen, _ = fit(load_tasks(config)[: limit or settings.evaluation.limit], renderer, config)
         sources = [(build_source(reward), reward.weight) for reward in settings.rewards]
         sampling = replace(settings.sampling.build(), temperature=settings.evaluation.temperature)
-        found = measure(policy, renderer, chosen, sources, sampling, seed=settings.run.seed)
+        found = measure(TorchEngine(policy), renderer, chosen, sources, sampling, seed=settings.run.seed)
         if samples:
             _samples(model, replace(found, samples=found.samples[:samples]))
         if found.unjudged:

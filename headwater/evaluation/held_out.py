@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headwater.data.render import Renderer
-from headwater.engines.base import Request, seed_of
+from headwater.engines.base import Engine, Request, seed_of
 from headwater.engines.torch_engine import TorchEngine
 from headwater.models.policy import Policy
 from headwater.rewards.source import Source, judge
@@ -58,7 +58,7 @@ def wilson(share: float, n: int, z: float = 1.959964) -> tuple[float, float]:
 
 
 def evaluate(
-    policy: Policy,
+    engine: Engine,
     renderer: Renderer,
     tasks: Sequence[Task],
     sources: Sequence[tuple[Source, float]],
@@ -71,7 +71,7 @@ def evaluate(
         Request(prompt=prompt.tokens, sampling=sampling, seed=seed_of(seed, task.id, 0, 0, 0))
         for task, prompt in zip(tasks, prompts, strict=True)
     ]
-    completions = TorchEngine(policy).complete(requests)
+    completions = engine.complete(requests)
     groups = [
         Group(
             task=task,

@@ -77,6 +77,15 @@ class Policy(ABC):
         frozen.module.requires_grad_(False)
         return frozen
 
+    def sampler(self) -> Policy | None:
+        """A copy that samples faster than the policy itself, if there is one; it takes the weights that
+        `sampler_weights` gives. None: sample on this policy."""
+        return None
+
+    def sampler_weights(self) -> dict[str, Tensor]:
+        """What a copy for sampling must be given to be up to date, by name: a snapshot."""
+        return {name: p.detach().clone() for name, p in self.trainable().items()}
+
     def trainable(self) -> dict[str, nn.Parameter]:
         """Parameters that learn, by name; tied weights once."""
         return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
@@ -171,6 +180,34 @@ class CausalPolicy(Policy):
         """With LoRA the frozen policy is this one with its adapters switched off: no second copy."""
         return AdapterOff(self) if self.lora else super().reference()
 
+    def sampler(self) -> Policy | None:
+        """With LoRA in float32, a copy with the adapters merged into the weights: decoding through
+        adapters was measured to take 1.5 times as long. In bfloat16 merging would round most of what the
+        adapters have learnt away, so the policy samples itself."""
+        if not self.lora or self.dtype != torch.float32:
+            return None
+        return CausalPolicy(self.name, self._merged(), self.tokenizer, self.end_of_turn_ids)
+
+    @torch.no_grad()
+    def sampler_weights(self) -> dict[str, Tensor]:
+        """For a merged copy the adapted weights, W + scale · B A; else the trainable parameters."""
+        if not self.lora or self.dtype != torch.float32:
+            return super().sampler_weights()
+        from peft.tuners.lora import LoraLayer
+
+        found: dict[str, Tensor] = {}
+        for name, module in self.model.named_modules():
+            if isinstance(module, LoraLayer):
+                base: Tensor = module.get_base_layer().weight  # pyright: ignore[reportAssignmentType]
+                delta: Tensor = module.get_delta_weight("default")  # pyright: ignore[reportAttributeAccessIssue]
+                found[f"{name}.weight"] = delta.add_(base)
+        return found
+
+    def _merged(self) -> PreTrainedModel:
+        merged = copy.deepcopy(self.module).merge_and_unload()  # pyright: ignore[reportCallIssue]
+        assert isinstance(merged, PreTrainedModel)
+        return merged
+
     def checkpoint_activations(self) -> None:
         """Recompute each decoder layer in backward instead of keeping its activations."""
         self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -180,11 +217,7 @@ class CausalPolicy(Policy):
 
     def export(self, folder: Path) -> None:
         """Save model and tokenizer; adapters are merged into a copy of the weights."""
-        model = self.model
-        if self.lora:
-            merged = copy.deepcopy(self.module).merge_and_unload()  # pyright: ignore[reportCallIssue]
-            assert isinstance(merged, PreTrainedModel)
-            model = merged
+        model = self._merged() if self.lora else self.model
         model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 

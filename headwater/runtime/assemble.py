@@ -81,8 +81,9 @@ def assemble(recipe: Recipe) -> Parts:
             f"{changed} tasks were longer than {recipe.tasks.max_prompt_tokens} tokens ({recipe.tasks.too_long})."
         )
     reference = policy.reference() if "ref_logp" in algorithm.needs else None
-    # Running ahead needs weights of its own; in turn with the learner, sampling shares the learner's.
-    sampler = copy.deepcopy(policy) if recipe.run.max_lag > 0 else policy
+    # Running ahead needs weights of its own; in turn with the learner, sampling shares the learner's
+    # unless a copy is faster.
+    sampler = policy.sampler() or (copy.deepcopy(policy) if recipe.run.max_lag > 0 else policy)
     learner = Learner(policy, recipe.optimizer, steps=recipe.run.steps, reference=reference)
     return Parts(
         recipe=recipe,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from headwater.config import Recipe
 from headwater.data.pack import pack
+from headwater.engines.torch_engine import TorchEngine
 from headwater.errors import CheckpointError, NonFiniteError
 from headwater.evaluation.held_out import Evaluation, Sample, evaluate
 from headwater.monitors.health import alarms, statistics
@@ -125,9 +126,8 @@ class Run:
 
     def handover(self) -> dict[str, Tensor] | None:
         """Weights for an engine that has its own copy; None for one that shares the learner's."""
-        if self.recipe.run.max_lag == 0:
-            return None
-        return {name: p.detach().clone() for name, p in self.parts.policy.trainable().items()}
+        policy = self.parts.policy
+        return None if self.parts.engine.policy is policy else policy.sampler_weights()
 
     def watch(self, step: int, groups: Sequence[Group], batch: Batch, update: Update) -> None:
         """Measure, log, and raise the alarm. Nothing here changes the run."""
@@ -195,9 +195,9 @@ class Run:
             self.parts.sampling, temperature=self.recipe.evaluation.temperature, top_p=1.0, top_k=0, min_p=0.0
         )
         parts = self.parts
-        found = evaluate(
-            parts.policy, parts.renderer, parts.held_out, parts.sources, sampling, seed=self.recipe.run.seed
-        )
+        # An engine that runs ahead is busy in its own thread, and not yet at these weights.
+        engine = parts.engine if self.recipe.run.max_lag == 0 else TorchEngine(parts.policy)
+        found = evaluate(engine, parts.renderer, parts.held_out, parts.sources, sampling, seed=self.recipe.run.seed)
         self.folder.write(f"evaluations/step_{step:06d}.json", json.dumps(asdict(found), ensure_ascii=False))
         return found
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.data.render import Renderer
+from headwater.engines.torch_engine import TorchEngine
 from headwater.evaluation.held_out import evaluate, reply, wilson
 from headwater.models.fakes import TabularPolicy
 from headwater.rewards.source import verifier
@@ -35,7 +36,9 @@ def _tasks(*answers):
 
 def test_accuracy_counts_judged_answers_only():
     policy, renderer = _says("ab")
-    found = evaluate(policy, renderer, _tasks("ab", "xx", None, "ab"), [(same, 1.0)], Sampling(temperature=0))
+    found = evaluate(
+        TorchEngine(policy), renderer, _tasks("ab", "xx", None, "ab"), [(same, 1.0)], Sampling(temperature=0)
+    )
     assert (found.n, found.unjudged) == (3, 1)
     assert found.accuracy == pytest.approx(2 / 3)
     assert [(s.prompt, s.text, s.reward, s.stop) for s in found.samples[:3]] == [
@@ -68,6 +71,6 @@ def test_wilson_holds_the_share_and_stays_within_bounds(hits, n):
 
 def test_nothing_judged_is_not_zero():
     policy, renderer = _says("ab")
-    found = evaluate(policy, renderer, _tasks(None), [(same, 1.0)], Sampling(temperature=0))
+    found = evaluate(TorchEngine(policy), renderer, _tasks(None), [(same, 1.0)], Sampling(temperature=0))
     assert found.accuracy != found.accuracy, "not a number: no source could tell"
     assert found.interval == (0.0, 1.0)

@@ -58,6 +58,26 @@ def test_the_reference_of_lora_is_the_model_without_its_adapters():
     assert reference.head_VD is policy.head_VD
 
 
+def test_a_merged_copy_samples_as_the_adapters_do():
+    policy = load(ModelConfig(name="fake:llama", lora=LoraConfig(rank=2)))
+    sampler = policy.sampler()
+    assert sampler is not None
+    with torch.no_grad():
+        for parameter in policy.trainable().values():
+            parameter.add_(0.1)
+    engine = TorchEngine(sampler)
+    engine.publish(1, policy.sampler_weights())
+    request = Request(prompt=tuple(TOKENS.tolist()), sampling=Sampling(max_tokens=8), seed=0)
+    merged, adapted = engine.complete([request])[0], TorchEngine(policy).complete([request])[0]
+    assert merged.spans[0].tokens == adapted.spans[0].tokens
+    assert merged.spans[0].logps == pytest.approx(adapted.spans[0].logps, abs=1e-5)
+
+
+def test_in_bfloat16_adapters_are_not_merged():
+    assert load(ModelConfig(name="fake:llama", dtype="bfloat16", lora=LoraConfig(rank=2))).sampler() is None
+    assert tiny_llama().sampler() is None
+
+
 def test_the_reference_of_a_whole_model_does_not_learn_with_it():
     policy = tiny_llama()
     reference = policy.reference()
