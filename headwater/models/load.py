@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -15,11 +13,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
 
 from headwater.errors import ModelError, UnknownName
 from headwater.models.fakes import TabularPolicy, tiny_llama
-from headwater.models.policy import CausalPolicy, Policy
+from headwater.models.policy import CausalPolicy, Policy, quiet
 
 EMBEDDED = {
     "embedded:smollm2": (
@@ -75,7 +72,7 @@ def load(config: ModelConfig) -> Policy:
         return TabularPolicy.read(Path(config.name))
     source = _source(config.name)
     tokenizer, ends = _tokenizer(source, config)
-    with _quiet():
+    with quiet():
         model = AutoModelForCausalLM.from_pretrained(source, dtype=_dtype(config))
     nn.Module.to(model, _device(config.device))
     policy = CausalPolicy(config.name, model, tokenizer, ends)
@@ -92,7 +89,7 @@ def load_tokenizer(config: ModelConfig) -> tuple[PreTrainedTokenizerBase, frozen
 
 
 def _tokenizer(source: str, config: ModelConfig) -> tuple[PreTrainedTokenizerBase, frozenset[int]]:
-    with _quiet():
+    with quiet():
         tokenizer = AutoTokenizer.from_pretrained(source)
         try:
             generation = GenerationConfig.from_pretrained(source)
@@ -189,7 +186,7 @@ def _dequantised(gguf: Path) -> Path:
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary, _quiet():
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary, quiet():
         made = Path(temporary) / "model"
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         model = AutoModelForCausalLM.from_pretrained(
@@ -240,17 +237,3 @@ def _template_end(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     assert isinstance(text, str)
     after = tokenizer.encode(text.rpartition("MARK")[2], add_special_tokens=False)
     return after[:1] if after and after[0] in tokenizer.all_special_ids else []
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Loading bars of other libraries say nothing that our own progress does not."""
-    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        if bars:
-            transformers_logging.enable_progress_bar()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import logging as transformers_logging
 
 from headwater.errors import ModelError
 from headwater.models.layout import Layout
@@ -121,6 +122,20 @@ def _keep_residual_in_float32(model: PreTrainedModel) -> None:
             module.register_forward_pre_hook(to_weight)
 
 
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Loading bars of other libraries say nothing that our own progress does not."""
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
 class CausalPolicy(Policy):
     """A causal language model of transformers, with our attention and optionally LoRA (peft)."""
 
@@ -218,8 +233,9 @@ class CausalPolicy(Policy):
     def export(self, folder: Path) -> None:
         """Save model and tokenizer; adapters are merged into a copy of the weights."""
         model = self._merged() if self.lora else self.model
-        model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        with quiet():
+            model.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
 
 
 class AdapterOff(Policy):

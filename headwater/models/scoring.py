@@ -10,6 +10,9 @@ from torch import Tensor
 CHUNK_ELEMENTS = 64 * 1024 * 1024
 """Logits held at once, in elements (256 MiB of float32)."""
 
+KEPT_ELEMENTS = 32 * 1024 * 1024
+"""Up to so many log-probs (128 MiB) are kept for backward instead of being computed again there."""
+
 FEW_ROWS = 96
 """Up to so many rows, logits are computed on CPU as the transposed product: with 8 to 64 rows on the
 left MKL was measured to take 1.5 to 3 times as long for the same numbers (copy back included)."""
@@ -36,7 +39,7 @@ def _matmul_float32(left: Tensor, right: Tensor) -> Tensor:
 
 
 class _TokenLogp(torch.autograd.Function):
-    """logp and entropy of each row. Backward computes each chunk's logits again."""
+    """logp and entropy of each row. Unless they are few, backward computes each chunk's logits again."""
 
     @staticmethod
     def forward(
@@ -49,6 +52,8 @@ class _TokenLogp(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logp_T = torch.empty(len(target_T), dtype=torch.float32, device=hidden_TD.device)
         entropy_T, norm_T = torch.empty_like(logp_T), torch.empty_like(logp_T)
+        keep = len(target_T) * head_VD.shape[0] <= min(KEPT_ELEMENTS, CHUNK_ELEMENTS) and softcap is None
+        kept_TV: Tensor | None = None
         for rows in _chunks(len(target_T), head_VD.shape[0]):
             logits = project(hidden_TD[rows], head_VD, softcap)
             if temperature != 1:
@@ -58,25 +63,26 @@ class _TokenLogp(torch.autograd.Function):
             logp_T[rows] = logp_TV.gather(-1, picked)[:, 0]
             norm_T[rows] = logits.gather(-1, picked)[:, 0] - logp_T[rows]
             entropy_T[rows] = -torch.linalg.vecdot(logp_TV.exp(), logp_TV)
-        ctx.save_for_backward(hidden_TD, head_VD, target_T, norm_T)
+            kept_TV = logp_TV if keep else None
+        ctx.save_for_backward(hidden_TD, head_VD, target_T, norm_T, kept_TV)
         ctx.temperature, ctx.softcap = temperature, softcap
         ctx.mark_non_differentiable(entropy_T)
         return logp_T, entropy_T
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_TD, head_VD, target_T, norm_T = ctx.saved_tensors
+        hidden_TD, head_VD, target_T, norm_T, kept_TV = ctx.saved_tensors
         wants_hidden, wants_head = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
         upstream_T = gradients[0] / ctx.temperature
         grad_hidden = torch.zeros_like(hidden_TD) if wants_hidden else None
         grad_head = torch.zeros_like(head_VD, dtype=torch.float32) if wants_head else None
         for rows in _chunks(len(target_T), head_VD.shape[0]):
-            raw = project(hidden_TD[rows], head_VD, ctx.softcap)
+            raw = project(hidden_TD[rows], head_VD, ctx.softcap) if kept_TV is None else None
+            logp_TV = kept_TV if raw is None else raw / ctx.temperature - norm_T[rows, None]
             # d logp / d logits = onehot - softmax, row by row
-            scaled = raw if ctx.temperature == 1 else raw / ctx.temperature
-            slope = (scaled - norm_T[rows, None]).exp_().mul_(-upstream_T[rows, None])
+            slope = logp_TV.exp().mul_(-upstream_T[rows, None])
             slope.scatter_add_(-1, target_T[rows, None], upstream_T[rows, None])
-            if ctx.softcap is not None:
+            if raw is not None and ctx.softcap is not None:
                 slope = slope * (1 - (raw / ctx.softcap) ** 2)
             slope = slope.to(head_VD.dtype)
             if grad_hidden is not None:

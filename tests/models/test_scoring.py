@@ -18,8 +18,10 @@ def _textbook(hidden, head, target, temperature, softcap):
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("chunk", [7, 10_000])  # 7 logits at once: one row per chunk
-def test_value_and_gradient_equal_autograd_of_the_textbook_formula(monkeypatch, temperature, softcap, chunk):
+@pytest.mark.parametrize("kept", [0, 10_000])
+def test_value_and_gradient_equal_autograd_of_the_textbook_formula(monkeypatch, temperature, softcap, chunk, kept):
     monkeypatch.setattr(scoring, "CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(scoring, "KEPT_ELEMENTS", kept)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(5, 4, generator=generator, requires_grad=True)
     head = torch.randn(7, 4, generator=generator, requires_grad=True)

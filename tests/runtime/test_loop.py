@@ -130,10 +130,18 @@ class _StopsAt:
         pass
 
 
-@pytest.mark.parametrize("model", ["fake:tabular", "fake:llama"])
-@pytest.mark.parametrize("stop", [1, 4, 7, 12])
+MODELS = [
+    {"name": "fake:tabular"},
+    {"name": "fake:llama"},
+    {"name": "fake:llama", "lora": {"rank": 4}},
+    {"name": "fake:llama", "dtype": "bfloat16"},
+]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=["table", "llama", "lora", "bfloat16"])
+@pytest.mark.parametrize("stop", [1, 7, 12])
 def test_stopped_anywhere_and_resumed_it_reaches_the_same_weights(tmp_path, model, stop):
-    settings = {"model": {"name": model}, "optimizer": {"lr": 1e-2, "schedule": "cosine", "warmup": 2}}
+    settings = {"model": model, "optimizer": {"lr": 1e-2, "schedule": "cosine", "warmup": 2}}
     straight, _ = _train(_recipe(tmp_path / "straight", **settings))
     recipe = _recipe(tmp_path / "stopped", **settings)
     with pytest.raises(_Stop):
