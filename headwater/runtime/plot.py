@@ -7,6 +7,7 @@ from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 PANELS = (
     ("reward", ("reward", "held_out"), "reward and held-out accuracy"),
@@ -43,6 +44,7 @@ def plot(rows: Sequence[Mapping[str, float]], path: Path) -> None:
                 )
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("step")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
         if len(names) > 1:
             axes.legend(fontsize=8)
