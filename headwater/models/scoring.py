@@ -77,8 +77,12 @@ class _TokenLogp(torch.autograd.Function):
         grad_hidden = torch.zeros_like(hidden_TD) if wants_hidden else None
         grad_head = torch.zeros_like(head_VD, dtype=torch.float32) if wants_head else None
         for rows in _chunks(len(target_T), head_VD.shape[0]):
-            raw: Tensor | None = project(hidden_TD[rows], head_VD, ctx.softcap) if kept_TV is None else None
-            logp_TV: Tensor = kept_TV if raw is None else raw / ctx.temperature - norm_T[rows, None]
+            raw: Tensor | None = None
+            if kept_TV is not None:
+                logp_TV = kept_TV
+            else:
+                raw = project(hidden_TD[rows], head_VD, ctx.softcap)
+                logp_TV = raw / ctx.temperature - norm_T[rows, None]
             # d logp / d logits = onehot - softmax, row by row
             slope = logp_TV.exp().mul_(-upstream_T[rows, None])
             slope.scatter_add_(-1, target_T[rows, None], upstream_T[rows, None])
