@@ -12,7 +12,7 @@ import torch
 from rich.markup import escape
 from rich.table import Table
 
-from headwater.algorithms import DEMONSTRATION, REF, REWARD, rows
+from headwater.algorithms import SIGNALS, rows
 from headwater.data.tasks import known_tasks
 from headwater.errors import UnknownName
 from headwater.models.load import cache_folder, known_models
@@ -28,11 +28,11 @@ def algorithms(having: str | None = None) -> Table:
     if having is not None:
         offers = frozenset(filter(None, (name.strip() for name in having.split(","))))
         for name in offers:
-            if name not in (REWARD, REF, DEMONSTRATION):
-                raise UnknownName("signal", name, (REWARD, REF, DEMONSTRATION), "--with")
+            if name not in SIGNALS:
+                raise UnknownName("signal", name, sorted(SIGNALS), "--with")
     table = _table("algorithm", "what it does", "needs", "settings", "source")
     for row in rows(offers):
-        settings = ", ".join(f"{key}={value:g}" for key, value in row.settings.items())
+        settings = ", ".join(f"{key}={value}" for key, value in row.settings.items())
         table.add_row(row.name, row.summary, ", ".join(sorted(row.needs)), settings, row.source)
     return table
 

@@ -19,9 +19,11 @@ from headwater.data.tasks import TasksConfig
 from headwater.errors import ConfigError, UnknownName
 from headwater.models.load import ModelConfig
 from headwater.rewards.registry import RewardConfig
-from headwater.types import Sampling
+from headwater.types import Algorithm, Sampling
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
+SHOWN = frozenset({"preference", "label", "step_label"})
+"""Signals of data by which a row is evaluated itself, without answers being sampled and rewarded."""
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -80,18 +82,32 @@ class SamplingConfig(BaseModel):
 
 
 class BatchConfig(BaseModel):
-    """An optimizer step: `prompts` tasks, each sampled `siblings` times."""
+    """A step: `prompts` tasks, each sampled `siblings` times. It is learnt from in one optimizer update,
+    or in `epochs` passes of `updates` updates each. Where an algorithm replaces groups that teach nothing
+    (dapo), up to `rounds` rounds are sampled to fill a step."""
 
     model_config = _STRICT
     prompts: int = Field(default=8, ge=1)
     siblings: int = Field(default=8, ge=1)
+    updates: int = Field(default=1, ge=1)
+    epochs: int = Field(default=1, ge=1)
+    rounds: int = Field(default=4, ge=1)
+
+
+class CriticConfig(BaseModel):
+    """The critic of rows that need one: a scalar head on the policy's trunk ("shared"), or on a trunk of
+    its own that starts as a copy ("own": twice the memory, and neither disturbs the other)."""
+
+    model_config = _STRICT
+    trunk: Literal["shared", "own"] = "shared"
 
 
 class OptimizerConfig(BaseModel):
     """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) and the learning rate over time.
 
     `warmup` steps rise linearly to `lr`; `clip` bounds the global gradient norm; `micro_tokens` is
-    how many tokens run through the model at once, and changes memory, never the result.
+    how many tokens run through the model at once, and changes memory, never the result. `critic_lr` is for
+    a critic or reward head (`lr` unless given).
     """
 
     model_config = _STRICT
@@ -101,6 +117,7 @@ class OptimizerConfig(BaseModel):
     weight_decay: float = Field(default=0.0, ge=0)
     warmup: int = Field(default=0, ge=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    critic_lr: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     clip: float = Field(default=1.0, gt=0)
     micro_tokens: int = Field(default=8192, ge=1)
     activation_checkpointing: bool = False
@@ -117,11 +134,14 @@ class EvaluationConfig(BaseModel):
 
 
 class Recipe(BaseModel):
-    """Everything that decides a run."""
+    """Everything that decides a run. `reference` is another model to compare with, such as a teacher;
+    without it, rows that need a reference take the model as it was before training."""
 
     model_config = _STRICT
     run: RunConfig = RunConfig()
     model: ModelConfig = ModelConfig()
+    reference: ModelConfig | None = None
+    critic: CriticConfig = CriticConfig()
     tasks: TasksConfig
     rewards: tuple[RewardConfig, ...] = ()
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -226,16 +246,17 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 def _check(recipe: Recipe) -> None:
     """What no single section can see."""
     algorithm = build(recipe.algorithm.name, recipe.algorithm.settings)
+    _check_length(recipe)
+    _check_evaluation(recipe, algorithm)
+    _check_idle(recipe, algorithm)
+    if not algorithm.online:
+        return
     if algorithm.compares and recipe.batch.siblings < 2:
         raise ConfigError(
             f"'{algorithm.name}' compares siblings, and batch.siblings = {recipe.batch.siblings} gives each group one, "
             "so that no advantage could differ from zero. Set batch.siblings to 2 or more (8 is usual), or use "
             'algorithm.name = "reinforce".'
         )
-    _check_length(recipe)
-    _check_evaluation(recipe)
-    if not algorithm.online:
-        return
     sampling = recipe.sampling.build()
     if sampling.temperature == 0:
         raise ConfigError(
@@ -248,8 +269,34 @@ def _check(recipe: Recipe) -> None:
             "all of it: every importance ratio would be wrong by the mass that was cut. Remove them for training; "
             "they are for `headwater chat`."
         )
-    if not recipe.rewards:
+    judged = algorithm.needs & {"reward", "step_reward", "turn_reward"}
+    if judged and not recipe.rewards:
         raise ConfigError(f"'{algorithm.name}' learns from rewards, and the recipe has none. Add a [[rewards]] entry.")
+    if algorithm.on_policy and recipe.run.max_lag > 0:
+        raise ConfigError(
+            f"run.max_lag = {recipe.run.max_lag} lets older weights sample, and '{algorithm.name}' is right only for "
+            'what the current ones sampled. Set run.max_lag = 0, algorithm.correction = "tis", or use a clipped row '
+            "such as grpo."
+        )
+    if algorithm.on_policy and recipe.batch.updates * recipe.batch.epochs > 1:
+        raise ConfigError(
+            f"batch.updates and batch.epochs let a step be learnt from more than once, and '{algorithm.name}' is right "
+            "only for the first time. Set both to 1, or use a clipped row such as grpo."
+        )
+
+
+def _check_idle(recipe: Recipe, algorithm: Algorithm) -> None:
+    """Settings that would have no effect."""
+    needs = algorithm.needs
+    if recipe.reference is not None and "ref_logp" not in needs:
+        raise ConfigError(
+            f"[reference] has no effect: '{algorithm.name}', as it is set, compares with none. Remove it, or use a KL "
+            "term (algorithm.kl) or a row that needs ref_logp."
+        )
+    if recipe.critic.model_fields_set and "value" not in needs:
+        raise ConfigError(f"[critic] has no effect: '{algorithm.name}' has no critic. Remove it, or use ppo or vtrace.")
+    if recipe.optimizer.critic_lr is not None and algorithm.head is None:
+        raise ConfigError(f"optimizer.critic_lr has no effect: '{algorithm.name}' has no scalar head. Remove it.")
 
 
 def _check_length(recipe: Recipe) -> None:
@@ -260,13 +307,13 @@ def _check_length(recipe: Recipe) -> None:
         )
 
 
-def _check_evaluation(recipe: Recipe) -> None:
+def _check_evaluation(recipe: Recipe, algorithm: Algorithm) -> None:
     if recipe.evaluation.tasks is None and recipe.run.evaluate_every:
         raise ConfigError(
             f"run.evaluate_every = {recipe.run.evaluate_every} has no effect without held-out tasks. Add an "
             "[evaluation.tasks] section, or remove it."
         )
-    if recipe.evaluation.tasks is not None and not recipe.rewards:
+    if recipe.evaluation.tasks is not None and not recipe.rewards and not algorithm.needs & SHOWN:
         raise ConfigError(
             "The recipe has [evaluation.tasks] and no reward to judge answers. Add a [[rewards]] entry, or remove it."
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -216,6 +217,80 @@ def conventional(row: Row) -> tuple[str | tuple[Message, ...], tuple[Message, ..
         f"{row.where}: no field 'prompt' or 'messages'. {_has(row.fields)} "
         'Say how the prompt is made, for example tasks.prompt = "{question}".'
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """Two answers of which `chosen` was liked better. `prompt` is None where the row has one of its own."""
+
+    chosen: str | tuple[Message, ...]
+    rejected: str | tuple[Message, ...]
+    prompt: tuple[Message, ...] | None = None
+    ratings: tuple[float, float] | None = None
+
+
+def preference(row: Row, rejected: str) -> Preference | None:
+    """What a row prefers to what, if it has a field `chosen` and one called `rejected`.
+
+    The two are answers to the row's prompt; or, without one, whole conversations whose common beginning
+    is the prompt: lists of messages, or text with "\\n\\nHuman:" and "\\n\\nAssistant:" before each turn.
+    """
+    if "chosen" not in row.fields or rejected not in row.fields:
+        return None
+    sides = [_side(row, field) for field in ("chosen", rejected)]
+    ratings = _ratings(row)
+    if "prompt" in row.fields:
+        return Preference(chosen=sides[0], rejected=sides[1], ratings=ratings)
+    if isinstance(sides[0], str) or isinstance(sides[1], str):
+        raise DataError(
+            f"{row.where}: 'chosen' and '{rejected}' are plain text and there is no field 'prompt', so nothing says "
+            "what they answer. Give a prompt, or write them as messages."
+        )
+    first, second = sides[0], sides[1]
+    common = 0
+    while common < min(len(first), len(second)) and first[common] == second[common]:
+        common += 1
+    while common and first[common - 1]["role"] == "assistant":
+        common -= 1
+    if not common:
+        raise DataError(f"{row.where}: 'chosen' and '{rejected}' do not begin alike, so they have no common prompt.")
+    if common == len(first) or common == len(second):
+        raise DataError(
+            f"{row.where}: one of 'chosen' and '{rejected}' says no more than the other, so it has no answer."
+        )
+    return Preference(chosen=first[common:], rejected=second[common:], prompt=first[:common], ratings=ratings)
+
+
+def _side(row: Row, field: str) -> str | tuple[Message, ...]:
+    found = row.fields[field]
+    where = f"{row.where}: field '{field}'"
+    if not isinstance(found, str):
+        return as_messages(found, where)
+    if not found.strip():
+        raise DataError(f"{where} is empty.")
+    return _dialogue(found) if found.startswith("\n\nHuman:") else found
+
+
+def _dialogue(text: str) -> tuple[Message, ...]:
+    """Messages of text with "\\n\\nHuman:" or "\\n\\nAssistant:" before each turn."""
+    pieces = re.split(r"\n\n(Human|Assistant):", text)[1:]
+    roles = {"Human": "user", "Assistant": "assistant"}
+    turns = zip(pieces[::2], pieces[1::2], strict=True)
+    return tuple(Message(role=roles[who], content=said.strip()) for who, said in turns)
+
+
+def _ratings(row: Row) -> tuple[float, float] | None:
+    found = [row.fields.get(name) for name in ("score_chosen", "score_rejected")]
+    if any(value is None for value in found):
+        return None
+    better, worse = (
+        value if isinstance(value, int | float) and math.isfinite(value) else float("nan") for value in found
+    )
+    if not better >= worse:
+        raise DataError(
+            f"{row.where}: score_chosen is {found[0]!r} and score_rejected {found[1]!r}; wanted the first higher."
+        )
+    return float(better), float(worse)
 
 
 def leftovers(fields: Fields, used: set[str]) -> dict[str, Json]:

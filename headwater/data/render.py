@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -26,6 +27,9 @@ _CHOICES = (
     'Set model.chat_template to "chatml" or to the path of a Jinja file; '
     'or to "none", with prompts that are plain text.'
 )
+STEP_MARK = "\n"
+"""What stands between the steps of a solution."""
+
 _MARK = "A turn of the policy stands here"
 
 
@@ -73,14 +77,16 @@ class Renderer:
     def demonstration(self, task: Task) -> Trajectory:
         """The task as its completion does it: policy spans for what the assistant says, each with its
         end-of-turn token, and world spans for anything between them. Ends with an end-of-turn token;
-        what a template writes after the last one is left out, as nobody samples it."""
+        what a template writes after the last one is left out, as nobody samples it. A completion that is cut
+        into steps has a span for each."""
         if not task.completion:
             raise DataError(f"Task '{task.id}' has no completion to imitate. Give its row one (tasks.completion).")
         pieces = self._plain_pieces(task) if self.template is None else self._chat_pieces(task)
         tokens = self._encode_pieces([text for _, text in pieces], task)
         spans: list[Span] = []
-        for (author, text), piece in zip(pieces, tokens, strict=True):
-            if author == "policy" and piece[-1] not in self.end_of_turn_ids:
+        following = [author for author, _ in pieces[1:]] + ["end"]
+        for (author, text), piece, after in zip(pieces, tokens, following, strict=True):
+            if author == "policy" != after and piece[-1] not in self.end_of_turn_ids:
                 raise ModelError(
                     f"The tokenizer does not turn the end of {text[-40:]!r} into an end-of-turn token. "
                     "Set model.end_of_turn to a special token of this tokenizer."
@@ -137,7 +143,7 @@ class Renderer:
                 '"none". ' + _CHOICES
             )
         said = self._said(task.completion, task.id)
-        return [("prompt", self._prompt_text(task)), ("policy", said + self._end_of_turn)]
+        return [("prompt", self._prompt_text(task)), *_stepwise(said, self._end_of_turn, task)]
 
     def _chat_pieces(self, task: Task) -> list[tuple[Author, str]]:
         """The whole conversation as rendered, cut where the author changes."""
@@ -158,7 +164,10 @@ class Renderer:
                 )
             end = len(whole) - len(self._after_turn(whole[len(head) :]))
             pieces.append(("world" if pieces else "prompt", whole[done : len(head)]))
-            pieces.append(("policy", whole[len(head) : end]))
+            turn = whole[len(head) : end]
+            said = messages[index]["content"]
+            steps = _stepwise(said, turn[len(said) :], task) if turn.startswith(said) else [("policy", turn)]
+            pieces.extend(cast("list[tuple[Author, str]]", steps))
             done = end
         return pieces
 
@@ -244,6 +253,17 @@ class Renderer:
         text = self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         return text
+
+
+def _stepwise(said: str, ending: str, task: Task) -> list[tuple[Author, str]]:
+    """A turn of the policy, cut into the task's steps if it has any; what ends the turn goes with the last."""
+    if not task.steps:
+        return [("policy", said + ending)]
+    if said != STEP_MARK.join(task.steps):
+        raise DataError(f"The steps of task '{task.id}', joined by line breaks, are not its completion.")
+    pieces: list[tuple[Author, str]] = [("policy", step + STEP_MARK) for step in task.steps]
+    pieces[-1] = ("policy", task.steps[-1] + ending)
+    return pieces
 
 
 def _single(token: object) -> int | None:

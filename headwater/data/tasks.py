@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -18,11 +19,12 @@ from headwater.data.formats import (
     fill,
     find,
     leftovers,
+    preference,
     read_file,
     read_hub,
 )
 from headwater.data.gym import gym
-from headwater.data.render import Renderer
+from headwater.data.render import STEP_MARK, Renderer
 from headwater.data.sums import sums
 from headwater.errors import ConfigError, DataError
 from headwater.types import Message, Task
@@ -36,7 +38,10 @@ class TasksConfig(BaseModel):
 
     `source` is a generator (`sums`, `gym:<name>`), a .jsonl or .parquet file, or
     `hub:<owner>/<name>[:<config>]`. `prompt` is a format string over the row's fields, and
-    `answer_after` keeps of the answer what follows the last occurrence of that mark. `count`, `seed`
+    `answer_after` keeps of the answer what follows the last occurrence of that mark. A row must have an
+    answer unless it has a completion, or as `needs_answer` says. `rejected`, `label`, `steps` and
+    `first_error` name the fields of preferences, of judged answers, and of judged steps (the first wrong
+    one, counted from 1, or null; or a list `labels` with one entry a step). `count`, `seed`
     and `settings` are for generators (a count of 1000 unless given); `split` is for the hub.
     """
 
@@ -52,9 +57,13 @@ class TasksConfig(BaseModel):
     answer: str = "answer"
     answer_after: str | None = Field(default=None, min_length=1)
     completion: str = "completion"
+    rejected: str = "rejected"
+    label: str = "label"
+    steps: str = "steps"
+    first_error: str = "first_error"
     count: int | None = Field(default=None, ge=1)
     settings: dict[str, Any] = Field(default_factory=dict)
-    needs_answer: bool = True
+    needs_answer: bool | None = None
     max_prompt_tokens: int = Field(default=1024, ge=1)
     too_long: Literal["refuse", "drop", "truncate"] = "refuse"
 
@@ -126,19 +135,79 @@ def _rows(config: TasksConfig) -> Iterator[Row]:
 
 
 def _task(row: Row, config: TasksConfig) -> Task:
-    used = {"id", "messages", "prompt", config.answer, config.completion}
-    if config.prompt == DEFAULT_PROMPT:
-        prompt, completion = conventional(row)
-    else:
+    used = {"id", "messages", "prompt", "chosen", config.answer, config.completion, config.rejected, config.label}
+    used |= {config.steps, config.first_error, "labels"}
+    pair = preference(row, config.rejected)
+    if config.prompt != DEFAULT_PROMPT:
         prompt, completion = fill(config.prompt, row.fields, row.where), ()
         used.update(check_format(config.prompt, "tasks.prompt"))
+    elif pair is not None and pair.prompt is not None:
+        prompt, completion = pair.prompt, ()
+    else:
+        prompt, completion = conventional(row)
+    steps = _steps(row, config)
+    completion = STEP_MARK.join(steps) if steps else completion or (pair and pair.chosen) or _completion(row, config)
     return Task(
         id=_id(row),
         prompt=_with_system(prompt, config.system, row.where),
-        answer=_answer(row, config),
-        completion=completion or _completion(row, config),
+        answer=_answer(
+            row, config, needed=config.needs_answer is True or (not completion and config.needs_answer is None)
+        ),
+        completion=completion,
+        rejected=pair.rejected if pair else None,
+        ratings=pair.ratings if pair else None,
+        label=_label(row, config),
+        steps=steps,
+        step_labels=_step_labels(row, config, len(steps)),
         meta=leftovers(row.fields, used),
     )
+
+
+def _label(row: Row, config: TasksConfig) -> float | None:
+    """True, false or a number; a list is not a label."""
+    found = row.fields.get(config.label)
+    if found is None and "label" in config.model_fields_set:
+        raise DataError(f"{row.where}: field '{config.label}' is missing, and tasks.label asks for it.")
+    if isinstance(found, bool | int | float) and math.isfinite(found):
+        return float(found)
+    if found is not None and "label" in config.model_fields_set:
+        raise DataError(f"{row.where}: field '{config.label}' is {found!r}, wanted true, false or a number.")
+    return None
+
+
+def _steps(row: Row, config: TasksConfig) -> tuple[str, ...]:
+    found = row.fields.get(config.steps)
+    if not isinstance(found, list) or not found:
+        if "steps" in config.model_fields_set:
+            raise DataError(
+                f"{row.where}: field '{config.steps}' is not a list of steps, and tasks.steps asks for one."
+            )
+        return ()
+    return tuple(as_text(step, f"{row.where}: field '{config.steps}', step {n}") for n, step in enumerate(found, 1))
+
+
+def _step_labels(row: Row, config: TasksConfig, count: int) -> tuple[float, ...]:
+    """A label for each step up to and with the first wrong one; what comes after it is not labelled."""
+    if not count:
+        return ()
+    if config.first_error in row.fields:
+        found = row.fields[config.first_error]
+        if found is not None and (isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= count):
+            raise DataError(
+                f"{row.where}: field '{config.first_error}' is {found!r}, wanted the number of the first wrong step, "
+                f"from 1 to {count}, or null."
+            )
+        return (1.0,) * count if found is None else (1.0,) * (found - 1) + (0.0,)
+    labels = row.fields.get("labels")
+    if labels is None:
+        return ()
+    if (
+        not isinstance(labels, list)
+        or len(labels) != count
+        or not all(isinstance(x, bool | int | float) for x in labels)
+    ):
+        raise DataError(f"{row.where}: field 'labels' is not a list of {count} numbers, one for each step.")
+    return tuple(map(float, labels))
 
 
 def _id(row: Row) -> str:
@@ -159,14 +228,14 @@ def _with_system(prompt: str | tuple[Message, ...], system: str | None, where: s
     return (Message(role="system", content=system), *messages)
 
 
-def _answer(row: Row, config: TasksConfig) -> str | None:
+def _answer(row: Row, config: TasksConfig, *, needed: bool) -> str | None:
     found = row.fields.get(config.answer)
     answer = "" if found is None else as_text(found, f"{row.where}: field '{config.answer}'")
     mark = config.answer_after
     if mark is not None:
         answer = answer.rpartition(mark)[2] if mark in answer else ""
     answer = answer.strip()
-    if answer or not config.needs_answer:
+    if answer or not needed:
         return answer or None
     after = f" with text after '{mark}'" if mark else ""
     raise DataError(

@@ -10,7 +10,7 @@ from headwater.engines.base import Request, seed_of
 from headwater.engines.torch_engine import TorchEngine
 from headwater.models.forward import score
 from headwater.models.policy import Policy
-from headwater.types import Batch, Sampling
+from headwater.types import Algorithm, Batch, Sampling
 
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 0.02}
 """Largest mean |learner - engine| in nats at equal weights, per precision of the forward pass."""
@@ -53,6 +53,7 @@ def check(policy: Policy, *, siblings: int = 4, max_tokens: int = 24, temperatur
         place_T=torch.tensor([place for span in turns for place in range(len(span.tokens))]),
         sequence_T=torch.tensor([s for s, span in enumerate(turns) for _ in span.tokens]),
         pulls=(),
+        algorithm=Algorithm(name="agreement", terms=(), needs=frozenset()),
         temperature=temperature,
     )
     gap_T = (score(policy, batch) - engine_T).abs()

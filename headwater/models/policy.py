@@ -201,7 +201,7 @@ class CausalPolicy(Policy):
         adapters have learnt away, so the policy samples itself."""
         if not self.lora or self.dtype != torch.float32:
             return None
-        return CausalPolicy(self.name, self._merged(), self.tokenizer, self.end_of_turn_ids)
+        return CausalPolicy(self.name, self.merged(), self.tokenizer, self.end_of_turn_ids)
 
     @torch.no_grad()
     def sampler_weights(self) -> dict[str, Tensor]:
@@ -218,7 +218,8 @@ class CausalPolicy(Policy):
                 found[f"{name}.weight"] = delta.add_(base)
         return found
 
-    def _merged(self) -> PreTrainedModel:
+    def merged(self) -> PreTrainedModel:
+        """A copy of the model with its adapters merged into the weights."""
         merged = copy.deepcopy(self.module).merge_and_unload()  # pyright: ignore[reportCallIssue]
         assert isinstance(merged, PreTrainedModel)
         return merged
@@ -232,7 +233,7 @@ class CausalPolicy(Policy):
 
     def export(self, folder: Path) -> None:
         """Save model and tokenizer; adapters are merged into a copy of the weights."""
-        model = self._merged() if self.lora else self.model
+        model = self.merged() if self.lora else self.model
         with quiet():
             model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)

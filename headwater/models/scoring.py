@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from headwater.types import Measure
 
 CHUNK_ELEMENTS = 64 * 1024 * 1024
 """Logits held at once, in elements (256 MiB of float32)."""
@@ -117,3 +121,41 @@ def token_logp(
     assert temperature > 0, "log-probs of greedy sampling are not defined; score at temperature 1"
     logp_T, entropy_T = _TokenLogp.apply(hidden_TD, head_VD, target_T, temperature, softcap)  # type: ignore[misc]
     return logp_T, entropy_T
+
+
+def measure(
+    measures: Mapping[str, Measure],
+    hidden_TD: Tensor,
+    head_VD: Tensor,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    *,
+    reference: tuple[Tensor, Tensor, float | None] | None = None,
+) -> dict[str, Tensor]:
+    """What each measure finds in the distribution at each row, `[T]` each, with gradient.
+
+    `reference` is another model's (hidden_TD, head_VD, softcap) at the same rows. Logits exist for one
+    chunk of rows at a time, in forward and again in backward.
+    """
+
+    def some(own_TD: Tensor, other_TD: Tensor | None) -> tuple[Tensor, ...]:
+        logp_TV = _distribution(own_TD, head_VD, temperature, softcap)
+        ref_logp_TV = None
+        if reference is not None and other_TD is not None:
+            with torch.no_grad():
+                ref_logp_TV = _distribution(other_TD, reference[1], temperature, reference[2])
+        return tuple(each(logp_TV, ref_logp_TV) for each in measures.values())
+
+    chunks: list[tuple[Tensor, ...]] = []
+    for rows in _chunks(len(hidden_TD), head_VD.shape[0]):
+        other_TD = None if reference is None else reference[0][rows]
+        chunks.append(checkpoint(some, hidden_TD[rows], other_TD, use_reentrant=False))  # pyright: ignore[reportArgumentType]
+    return {name: torch.cat(parts) for name, parts in zip(measures, zip(*chunks, strict=True), strict=True)}
+
+
+def _distribution(hidden_TD: Tensor, head_VD: Tensor, temperature: float, softcap: float | None) -> Tensor:
+    """Log-probs over the vocabulary in float32, `[T, V]`, differentiable everywhere."""
+    logits = hidden_TD.float() @ head_VD.float().T
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    return torch.log_softmax(logits / temperature, -1)

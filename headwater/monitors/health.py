@@ -19,7 +19,7 @@ class Alarm:
 def statistics(groups: Sequence[Group]) -> dict[str, float]:
     """What a step's groups look like: mean reward and its spread over groups; fractions of flat
     groups, truncated answers and answers no source could judge; mean answer length in tokens."""
-    trajectories = [t for group in groups for t in group.trajectories]
+    trajectories = [t for group in groups for t in group.trajectories if t.agent != "greedy"]
     rewards = [t.reward for t in trajectories if t.reward is not None]
     count = len(trajectories)
     found = {
@@ -38,7 +38,7 @@ def _answer_tokens(trajectory: Trajectory) -> int:
 
 
 def _flat(group: Group) -> bool:
-    rewards = [t.reward for t in group.trajectories if t.reward is not None]
+    rewards = [t.reward for t in group.trajectories if t.reward is not None and t.agent != "greedy"]
     return len(rewards) < 2 or max(rewards) == min(rewards)
 
 

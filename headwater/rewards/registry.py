@@ -14,11 +14,16 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, validate_call
 
 from headwater.errors import ConfigError, UnknownName
+from headwater.rewards.reward_model import reward_model
 from headwater.rewards.source import Source, Verifier
 from headwater.rewards.verifiers.exact import exact
 from headwater.rewards.verifiers.number import number
 
-_BUILDERS: Mapping[str, Callable[..., Source]] = {"exact": exact, "number": number}
+_BUILDERS: Mapping[str, Callable[..., Source]] = {
+    "exact": exact,
+    "number": number,
+    "reward_model": reward_model,
+}
 
 
 class RewardConfig(BaseModel):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from headwater.data.render import Renderer
@@ -46,31 +47,32 @@ async def episode(
     seed_for_turn: Callable[[int], int],
     world: World | None = None,
     max_turns: int = 1,
+    agent: str = "policy",
 ) -> Trajectory:
     """Play one episode to its end. `sampling.max_tokens` bounds each turn."""
+
+    def played(spans: Sequence[Span], stop: Stop, signals: tuple[Signal, ...] = ()) -> Trajectory:
+        return Trajectory(task_id=task.id, spans=tuple(spans), stop=stop, agent=agent, signals=signals)
+
     spans: list[Span] = [renderer.prompt(task)]
     for turn in range(max_turns):
         prompt = tuple(token for span in spans for token in span.tokens)
         completion = await engine.generate(Request(prompt=prompt, sampling=sampling, seed=seed_for_turn(turn)))
         spans.extend(completion.spans)
         if completion.stop == "max_tokens":
-            return _trajectory(task, spans, "max_tokens")
+            return played(spans, "max_tokens")
         if world is None:
-            return _trajectory(task, spans, "done")
+            return played(spans, "done")
         try:
-            messages = await world.respond(_trajectory(task, spans, "done"))
+            messages = await world.respond(played(spans, "done"))
         except (WorldError, OSError, TimeoutError) as error:
             broken = Signal(source="world", name="error", status="failed", note=f"{type(error).__name__}: {error}")
-            return _trajectory(task, spans, "error", (broken,))
+            return played(spans, "error", (broken,))
         if messages is None:
-            return _trajectory(task, spans, "done")
+            return played(spans, "done")
         tokens = renderer.continuation(messages)
         spans.append(Span(author="world", tokens=tokens, text=renderer.decode(tokens)))
-    return _trajectory(task, spans, "max_turns")
-
-
-def _trajectory(task: Task, spans: Sequence[Span], stop: Stop, signals: tuple[Signal, ...] = ()) -> Trajectory:
-    return Trajectory(task_id=task.id, spans=tuple(spans), stop=stop, signals=signals)
+    return played(spans, "max_turns")
 
 
 async def rollout(
@@ -82,17 +84,22 @@ async def rollout(
     run_seed: int,
     world_for: WorldFor = alone,
     max_turns: int = 1,
+    greedy: bool = False,
 ) -> list[Group]:
     """`siblings` episodes of each task, all at once. A visit is how often the task came before: it
-    enters the seed, so that a second epoch samples anew."""
+    enters the seed, so that a second epoch samples anew. With `greedy` one more sibling, its last, is
+    played greedily by the agent "greedy"."""
 
     def play(task: Task, visit: int, sibling: int) -> asyncio.Task[Trajectory]:
         def seed(turn: int) -> int:
             return seed_of(run_seed, task.id, visit, sibling, turn)
 
-        return asyncio.ensure_future(episode(engine, renderer, task, sampling, seed, world_for(task), max_turns))
+        agent = "greedy" if sibling == siblings else "policy"
+        how = replace(sampling, temperature=0.0) if agent == "greedy" else sampling
+        world = world_for(task)
+        return asyncio.ensure_future(episode(engine, renderer, task, how, seed, world, max_turns, agent))
 
-    playing = [[play(task, visit, sibling) for sibling in range(siblings)] for task, visit in visits]
+    playing = [[play(task, visit, sibling) for sibling in range(siblings + greedy)] for task, visit in visits]
     return [
         Group(task=task, trajectories=tuple([await each for each in episodes]))
         for (task, _), episodes in zip(visits, playing, strict=True)

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
-from headwater.algorithms import choose
+from headwater.algorithms import FROM_MODELS, choose
 from headwater.config import Recipe
+from headwater.data.examples import example, offered
 from headwater.data.render import Renderer
 from headwater.data.tasks import fit, load_tasks
 from headwater.engines.torch_engine import TorchEngine
 from headwater.errors import ConfigError
+from headwater.models.heads import Critic
 from headwater.models.load import load, load_tokenizer
 from headwater.models.policy import Policy
 from headwater.rewards.registry import build_source
@@ -40,13 +42,33 @@ class Parts:
     notes: list[str]
 
     async def produce(self, step: int) -> list[Group]:
-        """Judged groups of one step: demonstrations as they are, or episodes sampled and judged."""
+        """Judged groups of one step: examples as they are, or episodes sampled and judged."""
+        recipe = self.recipe
+        if not self.algorithm.online:
+            chosen = visits(self.tasks, step, recipe.batch.prompts, recipe.run.seed)
+            return [example(task, self.renderer, self.algorithm.needs) for task, _ in chosen]
+        keep = self.algorithm.keep
+        kept: list[Group] = []
+        spare: list[Group] = []
+        for turn in range(recipe.batch.rounds if keep else 1):
+            groups = await self._sample(step + turn * recipe.run.steps)
+            kept.extend(group for group in groups if keep is None or keep(group))
+            spare.extend(group for group in groups if keep is not None and not keep(group))
+            if len(kept) >= recipe.batch.prompts:
+                break
+        return [*kept, *spare][: recipe.batch.prompts]
+
+    async def _sample(self, step: int) -> list[Group]:
         recipe = self.recipe
         chosen = visits(self.tasks, step, recipe.batch.prompts, recipe.run.seed)
-        if not self.algorithm.online:
-            return [Group(task=task, trajectories=(self.renderer.demonstration(task),)) for task, _ in chosen]
         groups = await rollout(
-            self.engine, self.renderer, chosen, self.sampling, recipe.batch.siblings, recipe.run.seed
+            self.engine,
+            self.renderer,
+            chosen,
+            self.sampling,
+            recipe.batch.siblings,
+            recipe.run.seed,
+            greedy=self.algorithm.baseline,
         )
         return await judge(groups, self.sources)
 
@@ -57,11 +79,8 @@ class Parts:
 
 
 def offers(sources: Sequence[tuple[Source, float]], tasks: Sequence[Task]) -> frozenset[str]:
-    """Signals that a run can have: what its sources give, a frozen reference, demonstrations."""
-    found = {signal for source, _ in sources for signal in source.offers} | {"ref_logp"}
-    if tasks and all(task.completion is not None for task in tasks):
-        found.add("demonstration")
-    return frozenset(found)
+    """Signals that a run can have: what its sources give, its data, and its own models."""
+    return FROM_MODELS | offered(tasks) | {signal for source, _ in sources for signal in source.offers}
 
 
 def assemble(recipe: Recipe) -> Parts:
@@ -80,11 +99,15 @@ def assemble(recipe: Recipe) -> Parts:
         notes.append(
             f"{changed} tasks were longer than {recipe.tasks.max_prompt_tokens} tokens ({recipe.tasks.too_long})."
         )
-    reference = policy.reference() if "ref_logp" in algorithm.needs else None
+    reference = _reference(recipe, policy) if "ref_logp" in algorithm.needs else None
+    critic = None
+    if algorithm.head is not None:
+        own = algorithm.head == "before" and recipe.critic.trunk == "own"
+        critic = Critic(policy, classes=algorithm.classes, own_trunk=own)
     # Running ahead needs weights of its own; in turn with the learner, sampling shares the learner's
     # unless a copy is faster.
     sampler = policy.sampler() or (copy.deepcopy(policy) if recipe.run.max_lag > 0 else policy)
-    learner = Learner(policy, recipe.optimizer, steps=recipe.run.steps, reference=reference)
+    learner = Learner(policy, recipe.optimizer, steps=recipe.run.steps, reference=reference, critic=critic)
     return Parts(
         recipe=recipe,
         policy=policy,
@@ -97,6 +120,20 @@ def assemble(recipe: Recipe) -> Parts:
         learner=learner,
         notes=notes,
     )
+
+
+def _reference(recipe: Recipe, policy: Policy) -> Policy:
+    """The frozen model to compare with: one that the recipe names, or the policy as it is now."""
+    if recipe.reference is None:
+        return policy.reference()
+    other = load(recipe.reference)
+    if other.head_VD.shape[0] != policy.head_VD.shape[0] or other.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise ConfigError(
+            f"The reference {recipe.reference.name} reads and writes other tokens than {recipe.model.name}, so their "
+            "log-probs cannot be compared. Name a model of the same family."
+        )
+    other.module.requires_grad_(False)
+    return other
 
 
 def plan(recipe: Recipe) -> list[tuple[str, str]]:
@@ -131,8 +168,6 @@ def plan(recipe: Recipe) -> list[tuple[str, str]]:
 def _check_tasks(tasks: Sequence[Task], sources: Sequence[tuple[Source, float]], algorithm: Algorithm) -> None:
     if not algorithm.online:
         return
-    if not sources:
-        raise ConfigError(f"'{algorithm.name}' learns from rewards, and the recipe has none. Add a [[rewards]] entry.")
     for source, _ in sources:
         missing = [task.id for task in tasks if "answer" in source.needs and task.answer is None]
         if missing:

@@ -12,11 +12,14 @@ from pathlib import Path
 from safetensors import SafetensorError
 from torch import Tensor
 
-from headwater.config import Recipe
+from headwater.config import SHOWN, Recipe
+from headwater.data.examples import example
 from headwater.data.pack import pack
 from headwater.engines.torch_engine import TorchEngine
 from headwater.errors import CheckpointError, NonFiniteError
 from headwater.evaluation.held_out import Evaluation, Sample, evaluate
+from headwater.evaluation.shown import Judge, evaluate_shown, normalisation
+from headwater.models.heads import export_reward_model
 from headwater.monitors.health import alarms, statistics
 from headwater.runtime import checkpoint as checkpoints
 from headwater.runtime.assemble import Parts, assemble
@@ -28,6 +31,10 @@ from headwater.types import Batch, Group, Update
 
 REFUSALS = 3
 """Steps refused in a row after which a run ends: the next would be refused as well."""
+
+
+NORMALISE_BY = 64
+"""Training examples whose scores set the scale of a reward model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +69,11 @@ def train(recipe: Recipe, folder: RunFolder, *, resume: bool = False, reporters:
 def loop(run: Run, stream: Stream) -> None:
     """Groups become a batch, the batch a step, and the new weights sample the next groups."""
     parts = run.parts
-    for step, groups in stream:
-        batch = pack(
-            groups,
-            parts.algorithm,
-            temperature=parts.sampling.temperature if parts.algorithm.online else 1.0,
-            length=parts.sampling.max_tokens,
-        )
+    algorithm = parts.algorithm
+    temperature = parts.sampling.temperature if algorithm.online else 1.0
+    for step, sampled in stream:
+        groups = parts.learner.annotate(sampled, algorithm, temperature)
+        batch = pack(groups, algorithm, temperature=temperature, length=parts.sampling.max_tokens)
         update = run.step(step, groups, batch)
         parts.engine.publish(parts.learner.version, run.handover())
         stream.reached(parts.learner.version)
@@ -104,13 +109,16 @@ class Run:
         step = found.step if found else 0
         if found:
             learner.restore(found.tensors, step)
+            for memory, kept in zip(self.parts.algorithm.memory, found.state.get("memory", []), strict=True):
+                memory.load(kept)
         self.folder.rewind(step)
         return step
 
     def step(self, step: int, groups: Sequence[Group], batch: Batch) -> Update:
         """One optimizer step, or its refusal: then the batch is kept and the weights stay."""
         try:
-            update = self.parts.learner.step(batch)
+            rounds = self.recipe.batch
+            update = self.parts.learner.step(batch, updates=rounds.updates, epochs=rounds.epochs)
         except NonFiniteError as error:
             kept = self.folder.save_refused(step + 1, groups)
             self._refused += 1
@@ -122,6 +130,8 @@ class Run:
                 ) from error
             return self.parts.learner.skip()
         self._refused = 0
+        if self.parts.algorithm.after is not None:
+            self.parts.algorithm.after(update)
         return update
 
     def handover(self) -> dict[str, Tensor] | None:
@@ -176,7 +186,12 @@ class Run:
         every = self.recipe.run.checkpoint_every
         if step == self.recipe.run.steps or (every and step % every == 0):
             saved = checkpoints.Checkpoint(
-                step=step, tensors=self.parts.learner.state(), state={"model": self.parts.policy.name}
+                step=step,
+                tensors=self.parts.learner.state(),
+                state={
+                    "model": self.parts.policy.name,
+                    "memory": [memory.state() for memory in self.parts.algorithm.memory],
+                },
             )
             checkpoints.save(self.folder.checkpoints, saved, self.recipe.run.keep_checkpoints)
             self._clock = time.perf_counter()
@@ -191,15 +206,33 @@ class Run:
         return found
 
     def _evaluate(self, step: int) -> Evaluation:
+        found = self._judged() if self._judges else self._answered()
+        self.folder.write(f"evaluations/step_{step:06d}.json", json.dumps(asdict(found), ensure_ascii=False))
+        return found
+
+    @property
+    def _judges(self) -> bool:
+        """Whether the row is evaluated by what it makes of preferences or labels; not by answers."""
+        return bool(self.parts.algorithm.needs & SHOWN) and not self.parts.sources
+
+    def _judged(self) -> Evaluation:
+        parts = self.parts
+        return evaluate_shown(self._judge, parts.renderer, parts.held_out, parts.algorithm.needs)
+
+    @property
+    def _judge(self) -> Judge:
+        learner = self.parts.learner
+        critic = learner.critic if self.parts.algorithm.head == "after" else None
+        return Judge(policy=learner.policy, critic=critic, reference=learner.reference)
+
+    def _answered(self) -> Evaluation:
         sampling = replace(
             self.parts.sampling, temperature=self.recipe.evaluation.temperature, top_p=1.0, top_k=0, min_p=0.0
         )
         parts = self.parts
         # An engine that runs ahead is busy in its own thread, and not yet at these weights.
         engine = parts.engine if self.recipe.run.max_lag == 0 else TorchEngine(parts.policy)
-        found = evaluate(engine, parts.renderer, parts.held_out, parts.sources, sampling, seed=self.recipe.run.seed)
-        self.folder.write(f"evaluations/step_{step:06d}.json", json.dumps(asdict(found), ensure_ascii=False))
-        return found
+        return evaluate(engine, parts.renderer, parts.held_out, parts.sources, sampling, seed=self.recipe.run.seed)
 
     def recorded(self, step: int) -> Evaluation | None:
         """An evaluation that this run made, before or after it was interrupted."""
@@ -210,10 +243,21 @@ class Run:
         samples = tuple(Sample(**sample) for sample in found.pop("samples"))
         return Evaluation(**found, samples=samples)
 
+    def _export(self) -> None:
+        """The model; a reward model with its head, and with the scale of its scores on what it was trained on."""
+        parts = self.parts
+        if parts.algorithm.head != "after":
+            parts.policy.export(self.folder.model)
+            return
+        critic = parts.learner.critic
+        assert critic is not None, "an algorithm with a scalar head has one"
+        shown = [example(task, parts.renderer, parts.algorithm.needs) for task in parts.tasks[:NORMALISE_BY]]
+        export_reward_model(parts.policy, critic, self.folder.model, normalisation(self._judge.scores(shown)))
+
     def finish(self) -> None:
         """Export the model, draw the curves, and let the reporters go."""
         try:
-            self.parts.policy.export(self.folder.model)
+            self._export()
             plot(self.folder.metrics(), self.folder.plot)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
