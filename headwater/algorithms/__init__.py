@@ -72,9 +72,13 @@ from headwater.algorithms.row import Row, Setting, Settings
 from headwater.errors import ConfigError, UnknownName
 from headwater.types import Algorithm
 
-TABLE: Mapping[str, Row] = {
-    row.name: row for module in (supervised, policy, preference, reward_model) for row in module.ROWS
+ROWS_BY_KIND: Mapping[str, tuple[Row, ...]] = {
+    "supervised": supervised.ROWS,
+    "policy": policy.ROWS,
+    "preference": preference.ROWS,
+    "reward_model": reward_model.ROWS,
 }
+TABLE: Mapping[str, Row] = {row.name: row for rows_of_kind in ROWS_BY_KIND.values() for row in rows_of_kind}
 
 SIGNALS = frozenset(signal for row in TABLE.values() for signal in row.needs)
 """All signals that some row needs."""
@@ -120,4 +124,15 @@ def _list(names: frozenset[str]) -> str:
     return ", ".join(sorted(names)) or "nothing"
 
 
-__all__ = ["FROM_MODELS", "SIGNALS", "TABLE", "Row", "Settings", "build", "choose", "rows"]
+__all__ = [
+    "FROM_MODELS",
+    "ROWS_BY_KIND",
+    "SIGNALS",
+    "TABLE",
+    "Row",
+    "Setting",
+    "Settings",
+    "build",
+    "choose",
+    "rows",
+]

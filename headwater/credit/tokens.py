@@ -306,9 +306,7 @@ def _anchored(group: Group, returns: Sequence[Tensor | None], function: Function
                 met[anchor].append((i, k))
     compared = [None if return_K is None else torch.zeros_like(return_K) for return_K in returns]
     for places in met.values():
-        if len(places) < 2:
-            continue
-        return_G = torch.stack([_at(returns, i, k) for i, k in places])
+        return_G = torch.stack([_at(returns, i, k) for i, k in places])  # of one alone: flat, so 0
         for (i, k), advantage in zip(places, unless_flat(function)(return_G), strict=True):
             _at(compared, i, k).copy_(advantage)
     return compared

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -85,7 +86,7 @@ def divide(batch: Batch, parts: int) -> list[Batch]:
     if parts <= 1:
         return [batch]
     bounds = [round(len(groups) * i / parts) for i in range(parts + 1)]
-    return [_part(batch, set(groups[low:high]), float(parts)) for low, high in zip(bounds, bounds[1:], strict=False)]
+    return [_part(batch, set(groups[low:high]), float(parts)) for low, high in pairwise(bounds)]
 
 
 def _part(batch: Batch, groups: set[int], scale: float) -> Batch:
@@ -168,7 +169,7 @@ def _pull(term: Term, rows: Sequence[_Row], advantages: Sequence[Tensor | None],
     return Pull(
         loss=term.loss,
         name=term.name,
-        coefficient=term.coefficient if isinstance(term.coefficient, float) else term.coefficient(),
+        coefficient=term.coefficient() if callable(term.coefficient) else term.coefficient,
         of_T=of_T,
         advantage_T=advantage_T[of_T],
         weight_T=weight_T.float(),

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from safetensors import SafetensorError
 from torch import Tensor
@@ -109,10 +110,21 @@ class Run:
         step = found.step if found else 0
         if found:
             learner.restore(found.tensors, step)
-            for memory, kept in zip(self.parts.algorithm.memory, found.state.get("memory", []), strict=True):
-                memory.load(kept)
+            self._remember(found.state.get("memory"))
         self.folder.rewind(step)
         return step
+
+    def _remember(self, kept: object) -> None:
+        """What the algorithm's credit remembered when the checkpoint was written."""
+        memory = self.parts.algorithm.memory
+        states = cast("list[dict[str, float]]", kept or [])
+        if len(states) != len(memory):
+            raise CheckpointError(
+                f"The checkpoint holds what {len(states)} controllers remembered, and this algorithm has {len(memory)}. "
+                "Keep to the algorithm that the run began with."
+            )
+        for each, state in zip(memory, states, strict=True):
+            each.load(state)
 
     def step(self, step: int, groups: Sequence[Group], batch: Batch) -> Update:
         """One optimizer step, or its refusal: then the batch is kept and the weights stay."""

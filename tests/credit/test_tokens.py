@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -258,6 +259,15 @@ def test_one_who_comes_back_to_a_state_is_compared_with_itself(episode, group, p
     # totals are flat. Returns 0.25, 0.5, 1 and 1: at the prompt 0.25 and 1, in x 0.5 and 1
     credit = step_groups(gamma=0.5, omega=1.0, function=centred)
     assert plain(credit([group(one, other)])) == [[[-0.375, -0.25, 0.25], [0.375]]]
+
+
+def test_new_weights_in_the_middle_of_a_turn_do_not_begin_another(episode, group, plain):
+    one, other = episode(turns=(2, 1), worlds=("x",), reward=1.0), episode(turns=(1, 1), worlds=("x",), reward=0.0)
+    prompt, said, *rest = one.spans
+    halves = (replace(said, tokens=said.tokens[:1]), replace(said, tokens=said.tokens[1:]))
+    swapped = replace(one, spans=(prompt, *halves, *rest))
+    credit = step_groups(gamma=0.5, function=centred)
+    assert plain(credit([group(swapped, other)])) == plain(credit([group(one, other)]))
 
 
 def test_step_groups_without_steps_are_the_comparison_of_episodes(episode, group, plain):

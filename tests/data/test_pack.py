@@ -127,9 +127,9 @@ def test_the_gradient_does_not_depend_on_the_split(groups, micro):
     def gradient(budget):
         policy.module.zero_grad()
         for part in split(batch, budget, torch.device("cpu")):
-            logp_T, _ = run(policy, part, 1.0)
             pull = batch.pulls[0]
-            (pull.weight_T[part.scored] * pull.advantage_T[part.scored] * logp_T).sum().backward()
+            slope_T = torch.zeros(len(batch.target_T)).index_put((pull.of_T,), pull.weight_T * pull.advantage_T)
+            (slope_T[part.scored] * run(policy, part, batch).logp_T).sum().backward()
         return torch.cat([p.grad.flatten() for p in policy.trainable().values()])
 
     whole = gradient(10**9)

@@ -179,7 +179,8 @@ def test_a_kl_term_pulls_back_to_the_reference():
         policy.table.weight[8, 7] = 2.0
     learner = Learner(policy, OptimizerConfig(lr=0.05), steps=100, reference=reference)
     groups = [_group(policy, ([8], 1.0), ([9], 1.0))]
-    batch = pack(groups, build("grpo", {"kl": 0.5}))
+    algorithm = build("grpo", {"kl": 0.5})
+    batch = pack(learner.annotate(groups, algorithm, 1.0), algorithm)
     first = learner.step(_on_policy(policy, batch))
     for _ in range(60):
         last = learner.step(_on_policy(policy, batch))

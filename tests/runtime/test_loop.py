@@ -13,7 +13,6 @@ import time
 import pytest
 import torch
 
-from headwater.algorithms import TABLE
 from headwater.config import Recipe, check_recipe
 from headwater.runtime import checkpoint
 from headwater.runtime.checkpoint import complete
@@ -63,38 +62,6 @@ def _same(left, right):
 def _importable(monkeypatch):
     """Rewards of this file are named `module:function` in recipes, as a user's own would be."""
     monkeypatch.setitem(sys.modules, __name__, sys.modules[even_digits.__module__])
-
-
-ONLINE = [name for name, row in TABLE.items() if "reward" in row.needs]
-
-
-@pytest.mark.parametrize("name", [*ONLINE, "grpo with kl"])
-def test_every_row_of_the_table_raises_the_reward(tmp_path, name):
-    algorithm = {"name": "grpo", "kl": 0.01} if name == "grpo with kl" else {"name": name}
-    recipe = _recipe(tmp_path, algorithm=algorithm, run={"steps": 25, "checkpoint_every": 0})
-    folder, _ = _train(recipe)
-    rewards = [row["reward"] for row in folder.metrics()]
-    first, last = sum(rewards[:3]) / 3, sum(rewards[-3:]) / 3
-    assert first < 0.2
-    assert last > first + 0.4, rewards
-
-
-def test_demonstrations_are_imitated(tmp_path):
-    rows = "\n".join(json.dumps({"prompt": f"q{i}", "completion": "abab"}) for i in range(8))
-    (tmp_path / "demo.jsonl").write_text(rows)
-    recipe = check_recipe(
-        {
-            "run": {"folder": str(tmp_path), "steps": 30, "name": "run"},
-            "model": {"name": "fake:tabular"},
-            "tasks": {"source": str(tmp_path / "demo.jsonl"), "needs_answer": False},
-            "algorithm": {"name": "sft"},
-            "optimizer": {"lr": 0.3},
-        },
-        "test",
-    )
-    folder, _ = _train(recipe)
-    losses = [row["loss"] for row in folder.metrics()]
-    assert losses[0] > 4 and losses[-1] < 0.5
 
 
 def test_at_lag_0_a_run_repeats_bit_for_bit(tmp_path):
