@@ -22,6 +22,11 @@ def even_digits(text, task):
     return sum(c in "02468" for c in text) / max(1, len(text)) if text else 0.0
 
 
+def always(text, task):
+    """The same to everyone."""
+    return 1.0
+
+
 class Steps:
     """A source of process rewards: every character is a step, and an even digit a good one."""
 
@@ -65,7 +70,7 @@ def _run(tmp_path, data=None, **sections):
     return folder, train(recipe, folder)
 
 
-SLOW = {name: 80 for name in ("remax", "ppo", "turn_ppo", "bi_level_ppo", "vtrace", "online_dpo")}
+SLOW = dict.fromkeys(("remax", "ppo", "turn_ppo", "bi_level_ppo", "vtrace", "online_dpo"), 80)
 VARIANTS = {
     "grpo, KL": {"name": "grpo", "kl": 0.01},
     "grpo, exact KL": {"name": "grpo", "kl": 0.01, "kl_estimator": "exact"},
@@ -127,12 +132,14 @@ def test_a_critic_learns_what_is_to_come(tmp_path, trunk):
         model={"name": "fake:llama"},
         critic={"trunk": trunk},
         algorithm={"name": "ppo", "gamma": 1.0, "lam": 1.0},
-        optimizer={"lr": 3e-3, "critic_lr": 1e-2},
+        optimizer={"lr": 1e-6, "critic_lr": 1e-2},
         run={"steps": 30},
-        rewards=[{"name": f"{__name__}:even_digits"}],
+        rewards=[{"name": f"{__name__}:always"}],
     )
-    losses = [row["loss/value"] for row in folder.metrics() if "loss/value" in row]
-    assert sum(losses[-5:]) < 0.7 * sum(losses[:5]), losses
+    losses = [row["loss/value"] for row in folder.metrics()]
+    assert losses[0] == pytest.approx(0.5)  # it says 0 where 1 is to come
+    print([round(x, 3) for x in losses])
+    assert losses[-1] < 0.02
 
 
 @pytest.mark.parametrize("name", PAIRS)

@@ -16,10 +16,12 @@ from headwater.credit.tokens import (
     Beta,
     adapted,
     bi_level,
+    bi_level_target,
     generalised,
     step_groups,
     to_go,
     turn_generalised,
+    turn_value_target,
     turnwise,
     v_trace,
     v_trace_target,
@@ -280,24 +282,21 @@ def _turn_ppo(settings: Settings) -> Algorithm:
         token_mean,
         compares=False,
         needs=frozenset({REWARD, VALUE}),
-        more=(_critic_term(value_target(gamma=1.0, lam=1.0, kl=0.0), settings),),
+        more=(_critic_term(turn_value_target(gamma=gamma, lam=lam), settings),),
     )
 
 
 def _bi_level_ppo(settings: Settings) -> Algorithm:
-    gamma, lam = settings.number("gamma"), settings.number("lam")
-    credit = bi_level(
-        gamma_turn=settings.number("gamma_turn"), lam_turn=settings.number("lam_turn"), gamma=gamma, lam=lam
-    )
+    discounts = {key: settings.number(key) for key in ("gamma_turn", "lam_turn", "gamma", "lam")}
     return _policy(
         "bi_level_ppo",
         settings,
-        whitened(credit),
+        whitened(bi_level(**discounts)),
         _clip(settings),
         token_mean,
         compares=False,
         needs=frozenset({REWARD, VALUE}),
-        more=(_critic_term(value_target(gamma=1.0, lam=1.0, kl=0.0), settings),),
+        more=(_critic_term(bi_level_target(**discounts), settings),),
     )
 
 

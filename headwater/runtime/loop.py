@@ -120,7 +120,7 @@ class Run:
         states = cast("list[dict[str, float]]", kept or [])
         if len(states) != len(memory):
             raise CheckpointError(
-                f"The checkpoint holds what {len(states)} controllers remembered, and this algorithm has {len(memory)}. "
+                f"The checkpoint holds what {len(states)} controllers remembered; this algorithm has {len(memory)}. "
                 "Keep to the algorithm that the run began with."
             )
         for each, state in zip(memory, states, strict=True):
