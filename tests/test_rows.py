@@ -138,7 +138,6 @@ def test_a_critic_learns_what_is_to_come(tmp_path, trunk):
     )
     losses = [row["loss/value"] for row in folder.metrics()]
     assert losses[0] == pytest.approx(0.5)  # it says 0 where 1 is to come
-    print([round(x, 3) for x in losses])
     assert losses[-1] < 0.02
 
 

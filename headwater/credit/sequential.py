@@ -3,8 +3,8 @@
 Arrays of axis T hold only the tokens that the policy wrote, in order. What the world wrote between two
 turns is skipped by construction: the value after a turn's last token is the one before the next turn's
 first, and nothing is reset there. `value_T1` has one entry more, the value of what is to come after
-the last token: 0 where the episode is over, the critic's word where it was cut short. Whoever calls
-sets it. `turns` is how many tokens each turn has. Results are float64 and have no gradient.
+the last token: 0 where no reward is to come, the critic's word where an episode was cut short. Whoever
+calls sets it. `turns` is how many tokens each turn has. Results are float64 and have no gradient.
 """
 
 from __future__ import annotations

@@ -88,13 +88,15 @@ def turn_rewards(trajectory: Trajectory) -> FloatK | None:
 
 
 def values(trajectory: Trajectory) -> FloatT1 | None:
-    """value_T1 by the critic. After the last token it is 0, unless the episode was cut short: then what
-    the critic expects still to come counts."""
+    """value_T1 by the critic. After the last token it is 0, unless an episode rewarded by turns or steps
+    was cut short: then what the critic expects still to come counts. A reward of the episode has judged
+    the text as it stands, cut or not, and nothing comes after it; to add a value would count it twice, and
+    where every answer is cut, values would grow without end."""
     found = trajectory.signal("value")
     if found is None:
         return None
     value_T1 = _tensor(at_level(found, "token").values)
-    if trajectory.stop not in TRUNCATED:
+    if trajectory.stop not in TRUNCATED or trajectory.signal("reward") is not None:
         value_T1[-1] = 0.0
     return value_T1
 

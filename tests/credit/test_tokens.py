@@ -94,7 +94,7 @@ def test_turns_without_a_token_leave_their_reward_to_the_token_before(episode):
 
 @pytest.mark.parametrize("stop", ["done", "error", "max_tokens", "max_turns"])
 def test_only_an_episode_that_was_cut_short_has_something_to_come(episode, group, stop):
-    one = episode(turns=(1,), reward=1.0, value=[0.5, 4.0], stop=stop)
+    one = episode(turns=(1,), turn_reward=[1.0], value=[0.5, 4.0], stop=stop)
     last = 4.0 if stop.startswith("max") else 0.0
     assert values(one).tolist() == [0.5, last]
     # 1 + 0.5·V_1 - 0.5
@@ -102,6 +102,13 @@ def test_only_an_episode_that_was_cut_short_has_something_to_come(episode, group
     assert _only(value_target(gamma=0.5)([group(one)])).tolist() == [1 + 0.5 * last]
     assert _only(turn_generalised(gamma=0.5)([group(one)])).tolist() == [0.5 + 0.5 * last]
     assert _only(bi_level(gamma_turn=0.5)([group(one)])).tolist() == [0.5 + 0.5 * last]
+
+
+@pytest.mark.parametrize("stop", ["done", "max_tokens"])
+def test_after_the_reward_of_an_episode_nothing_comes_even_where_it_was_cut(episode, group, stop):
+    one = episode(turns=(1,), reward=1.0, value=[0.5, 4.0], stop=stop)
+    assert values(one).tolist() == [0.5, 0.0]
+    assert _only(value_target()([group(one)])).tolist() == [1.0]
 
 
 def test_gae_credit_by_hand(episode, group):
@@ -164,7 +171,8 @@ def test_v_trace_credit_by_hand(episode, group):
 def test_v_trace_of_a_sampler_that_is_the_learner_is_gae_with_lam_1(episode, group, turns, random):
     value = [random.uniform(-1, 1) for _ in range(sum(turns) + 1)]
     logps = [random.uniform(-3, 0) for _ in range(sum(turns))]
-    siblings = group(episode(turns=turns, reward=1.0, value=value, logps=logps, logp=logps, stop="max_turns"))
+    rewards = [random.uniform(-1, 1) for _ in turns]
+    siblings = group(episode(turns=turns, turn_reward=rewards, value=value, logps=logps, logp=logps, stop="max_turns"))
     torch.testing.assert_close(
         _only(v_trace(gamma=0.9)([siblings])), _only(generalised(gamma=0.9, lam=1.0)([siblings]))
     )
@@ -295,6 +303,6 @@ def test_a_controller_moves_after_the_terms_of_a_step_have_read_it(episode, grou
 
 @given(st.lists(st.floats(-1, 1), min_size=4, max_size=4))
 def test_gae_credit_is_the_function_of_its_arrays(episode, group, value):
-    siblings = group(episode(turns=(1, 2), reward=1.0, value=value, stop="max_turns"))
+    siblings = group(episode(turns=(1, 2), turn_reward=[0.0, 1.0], value=value, stop="max_turns"))
     wanted = gae(torch.tensor([0.0, 0.0, 1.0]), torch.tensor(value, dtype=torch.float64), gamma=0.9, lam=0.7)
     torch.testing.assert_close(_only(generalised(gamma=0.9, lam=0.7)([siblings])), wanted)
