@@ -4,12 +4,10 @@ import math
 
 import pytest
 import torch
-from beartype import beartype
 from hypothesis import given
 from hypothesis import strategies as st
-from jaxtyping import TypeCheckError, jaxtyped
+from jaxtyping import TypeCheckError
 
-from headwater.credit import sequential
 from headwater.credit.sequential import (
     aggregate,
     bi_level_gae,
@@ -233,16 +231,9 @@ def test_a_ramp_without_a_cushion_is_a_step():
 
 
 def test_shapes_of_arrays_are_what_the_signatures_say():
-    def checked(name):
-        return jaxtyped(typechecker=beartype)(getattr(sequential, name))
-
     reward, value = _tensor(0, 1), _tensor(0.5, 0.25, 0)
-    checked("gae")(reward, value, gamma=1.0, lam=1.0)
-    checked("vtrace")(reward, value, reward, gamma=1.0, lam=1.0)
-    checked("turn_gae")(reward, value, (1, 1), gamma=1.0, lam=1.0)
-    checked("bi_level_gae")(reward, value, (1, 1), gamma_turn=1.0, lam_turn=1.0, gamma=1.0, lam=1.0)
     with pytest.raises(TypeCheckError):
-        checked("vtrace")(reward, value, _tensor(0, 0, 0), gamma=1.0, lam=1.0)
+        vtrace(reward, value, _tensor(0, 0, 0), gamma=1.0, lam=1.0)
     with pytest.raises(AssertionError, match="one more"):
         gae(reward, reward, gamma=1.0, lam=1.0)
     with pytest.raises(AssertionError, match="turns of 3 tokens"):
