@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from functools import partial
 
 from headwater.algorithms.row import Row, Setting, Settings
-from headwater.credit.apply import across, compare, demonstrated, judged, not_flat, raw, remax, running, whitened
+from headwater.credit.apply import (
+    across,
+    baseline_then_whitened,
+    compare,
+    demonstrated,
+    judged,
+    not_flat,
+    raw,
+    remax,
+    running,
+    whitened,
+)
 from headwater.credit.functions import centred, leave_one_out, mean_ratio, zscore
 from headwater.credit.sequential import How
 from headwater.credit.shapes import kl_in_reward, overlong_penalty, process_reward, shaped
@@ -241,7 +252,7 @@ def _reinforce_pp(settings: Settings) -> Algorithm:
 
 
 def _reinforce_pp_baseline(settings: Settings) -> Algorithm:
-    return _policy("reinforce_pp_baseline", settings, whitened(compare(centred)), _clip(settings), token_mean)
+    return _policy("reinforce_pp_baseline", settings, baseline_then_whitened, _clip(settings), token_mean)
 
 
 def _critic_term(credit: Credit, settings: Settings) -> Term:
@@ -446,7 +457,7 @@ ROWS = (
     Row(
         name="reinforce_pp_baseline",
         summary="REINFORCE++ with siblings as baseline",
-        formula="clip(r)·A, A = whiten(reward − group mean); mean over tokens",
+        formula="clip(r)·A, A = (reward − group mean) / deviation over the step; mean over tokens",
         source="arXiv:2501.03262",
         build=_reinforce_pp_baseline,
         settings=_ALL,

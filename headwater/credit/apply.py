@@ -132,17 +132,18 @@ def above(threshold: float) -> Credit:
     return each(one)
 
 
-def whitened(credit: Credit, *, eps: float = 1e-8) -> Credit:
+def whitened(credit: Credit, *, centre: bool = True, eps: float = 1e-8) -> Credit:
     """(A - mean) / (std + eps) over all tokens of the step: every token of every trajectory counts once,
     and an advantage of a whole episode once for each of its tokens. Who takes no part is left out. The
-    standard deviation is the population's. Where all are equal, all are exactly 0."""
+    standard deviation is the population's. Where all are equal, all are exactly 0. Without `centre` the
+    mean is taken to be 0: an advantage of 0 stays 0."""
 
     def white(groups: Sequence[Group]) -> list[Advantages]:
         given = credit(groups)
         value_N, count_N = _weighed(groups, given)
         if len(value_N) == 0:
             return list(given)
-        mean = (value_N * count_N).sum() / count_N.sum()
+        mean = (value_N * count_N).sum() / count_N.sum() if centre else value_N.new_zeros(())
         std = ((value_N - mean).square() * count_N).sum().div(count_N.sum()).sqrt()
         flat = bool(value_N.max() == value_N.min())
 
@@ -156,9 +157,11 @@ def whitened(credit: Credit, *, eps: float = 1e-8) -> Credit:
 
 
 def baseline_then_whitened(groups: Sequence[Group]) -> Sequence[Advantages]:
-    """REINFORCE++ with a baseline: the siblings' mean is taken off, and the step is then whitened over
-    tokens (Hu et al. 2025, arXiv:2501.03262)."""
-    return whitened(compare(centred))(groups)
+    """REINFORCE++ with a baseline: the siblings' mean is taken off, and the step is then scaled to a deviation
+    of 1 over tokens (Hu et al. 2025, arXiv:2501.03262). The mean over answers is 0 by then. That over tokens
+    need not be, where right answers are longer or shorter than wrong ones; to take it off, as the paper
+    does, would push groups whose rewards are all equal, which teach nothing."""
+    return whitened(compare(centred), centre=False)(groups)
 
 
 def not_flat(group: Group) -> bool:

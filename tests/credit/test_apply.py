@@ -177,6 +177,13 @@ def test_whitening_forgets_scale_and_offset_and_leaves_mean_0_and_variance_1(epi
     assert value_T.std(correction=0).item() == pytest.approx(1, abs=1e-4)
 
 
+def test_a_flat_group_is_not_moved_by_the_lengths_of_others(group, episode, plain):
+    uneven = group(episode(reward=1.0, turns=(3,)), episode(reward=0.0, turns=(1,)))
+    got = plain(baseline_then_whitened([uneven, group(5.0, 5.0)]))
+    # ±1/2 on 3 and 1 tokens, 0 on 2 more: a deviation about 0 of sqrt(1/6)
+    assert got == [[pytest.approx(1.5**0.5), pytest.approx(-(1.5**0.5))], [0.0, 0.0]]
+
+
 def test_a_group_s_mean_is_taken_off_before_the_step_is_whitened(group, plain):
     # 1 and 0 about 0.5, 7 and 4 about 5.5: ±0.5 and ±1.5, variance (0.25 + 2.25) / 2 = 1.25
     small, large = 0.5 / math.sqrt(1.25), 1.5 / math.sqrt(1.25)
