@@ -59,9 +59,7 @@ class Remembered:
     def name(self) -> str:
         return self.ask.name
 
-    async def complete(
-        self, messages: Sequence[Message], *, temperature: float, max_tokens: int, seed: int = 0
-    ) -> str:
+    async def complete(self, messages: Sequence[Message], *, temperature: float, max_tokens: int, seed: int = 0) -> str:
         request = {
             "model": self.ask.name,
             "messages": [{"role": m["role"], "content": m["content"]} for m in messages],

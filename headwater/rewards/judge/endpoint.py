@@ -117,9 +117,7 @@ class Endpoint:
         """The model and where it is asked."""
         return f"{self.config.model} at {self.config.base_url}"
 
-    async def complete(
-        self, messages: Sequence[Message], *, temperature: float, max_tokens: int, seed: int = 0
-    ) -> str:
+    async def complete(self, messages: Sequence[Message], *, temperature: float, max_tokens: int, seed: int = 0) -> str:
         """What the model answers. Raises AskError where it does not, after all retries."""
         body: dict[str, Json] = {
             "model": self.config.model,

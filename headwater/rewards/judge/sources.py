@@ -16,7 +16,7 @@ from headwater.rewards.judge.endpoint import Endpoint, EndpointConfig
 from headwater.rewards.judge.panel import Disagreement, Duel, LLMJudge
 from headwater.rewards.judge.prompts import Secret, asked
 from headwater.rewards.source import Source
-from headwater.types import Group, Signal, Status, Task, Trajectory
+from headwater.types import Group, Message, Signal, Status, Task, Trajectory
 
 _WORTH = {"first": 1.0, "tie": 0.5, "second": 0.0}
 
@@ -47,10 +47,7 @@ class Pointwise:
         if self.referenced and reference is None:
             return _without(self.name, "abstained", "the task has no answer to compare with")
         said = await asyncio.gather(
-            *(
-                self.judge.score(asked(task), trajectory.text, reference, seed=sample)
-                for sample in range(self.samples)
-            )
+            *(self.judge.score(asked(task), trajectory.text, reference, seed=sample) for sample in range(self.samples))
         )
         scores = [one.verdict for one in said if one.verdict is not None]
         if 2 * len(scores) < self.samples or not scores:
@@ -141,9 +138,7 @@ class Listwise:
             return tuple(signals)
         texts = [group.trajectories[i].text for i in whole]
         question = asked(group.task)
-        ahead, behind = await asyncio.gather(
-            self.judge.rank(question, texts), self.judge.rank(question, texts[::-1])
-        )
+        ahead, behind = await asyncio.gather(self.judge.rank(question, texts), self.judge.rank(question, texts[::-1]))
         if ahead.verdict is None or behind.verdict is None:
             for i in whole:
                 signals[i] = _without(self.name, "failed", ahead.note or behind.note)
@@ -158,11 +153,14 @@ class Listwise:
 
 def known_answer(task: Task) -> str | None:
     """What a task itself holds as a good answer: its completion, else its answer."""
-    if isinstance(task.completion, str):
-        return task.completion
-    if task.completion:
-        return task.completion[-1]["content"]
-    return task.answer
+    return last_said(task.completion) or task.answer
+
+
+def last_said(completion: str | tuple[Message, ...] | None) -> str | None:
+    """A completion as text: its last message, where it has several."""
+    if completion is None or isinstance(completion, str):
+        return completion
+    return completion[-1]["content"] if completion else None
 
 
 def _pairs(whole: Sequence[int], opponents: int | None) -> list[tuple[int, int]]:
@@ -227,7 +225,9 @@ def llm_judge(
         guard=guard,
         secret=secret,
     )
-    return as_source(judge, mode=mode, samples=samples, referenced=referenced, opponents=opponents, disagreement=disagreement)
+    return as_source(
+        judge, mode=mode, samples=samples, referenced=referenced, opponents=opponents, disagreement=disagreement
+    )
 
 
 def as_source(

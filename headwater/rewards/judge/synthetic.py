@@ -51,9 +51,7 @@ class SyntheticJudge:
     injection: float = 0.0
     mute: float = 0.0
 
-    async def complete(
-        self, messages: Sequence[Message], *, temperature: float, max_tokens: int, seed: int = 0
-    ) -> str:
+    async def complete(self, messages: Sequence[Message], *, temperature: float, max_tokens: int, seed: int = 0) -> str:
         system, user = messages[0]["content"], messages[1]["content"]
         fence, code = _FENCE.search(system), _CODE.search(system)
         if fence is None or code is None:
@@ -61,7 +59,9 @@ class SyntheticJudge:
         parts = dict(re.findall(rf"\[BEGIN ([^\]\n]+) {fence[1]}\]\n(.*?)\n\[END \1 {fence[1]}\]", user, re.DOTALL))
         question = parts.pop("question")
         parts.pop("reference", None)
-        chance = random.Random(_digest(self.seed, seed, question, *parts.values(), *(m["content"] for m in messages[3:])))
+        chance = random.Random(
+            _digest(self.seed, seed, question, *parts.values(), *(m["content"] for m in messages[3:]))
+        )
         if chance.random() < self.mute:
             return "I would rather not say."
         verdict = self._verdict(question, parts, system, chance)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from headwater.evaluation.judge_statistics import Interval, holm
+from headwater.evaluation.audit.statistics import Interval, holm
 from headwater.types import Json
 
 Verdict = Literal["found", "not found", "not enough data"]
