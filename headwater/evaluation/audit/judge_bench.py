@@ -19,6 +19,7 @@ Mode = Literal["pairwise", "pointwise"]
 FEWEST_LABELS = 20
 """With fewer labels of people nothing is said of a judge against them."""
 TOO_FEW_LABELS = f"fewer than {FEWEST_LABELS} items say what people prefer"
+NEUTRAL = "(This answer was written down in one sitting and is given here as it was then, in full.)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,7 @@ class Bench:
     bounds: Bounds
     own: str | None
     _plain: list[Duel] | None = None
+    _lengthened: list[Duel] | None = None
 
     async def duel(self, prompt: str, first: str, second: str, seed: int = 0, judge: LLMJudge | None = None) -> Duel:
         """Two answers compared, in both orders."""
@@ -65,6 +67,14 @@ class Bench:
         if self._plain is None:
             self._plain = await asyncio.gather(*(self.duel(i.prompt, i.first, i.second) for i in self.items))
         return self._plain
+
+    async def lengthened(self) -> list[Duel]:
+        """The items with a sentence that says nothing added to their targets: what a probe that adds a word in
+        an answer's favour is compared with, so that its length is not what moves the judge."""
+        if self._lengthened is None:
+            changed = (item.with_target(f"{item.text(item.target)}\n\n{NEUTRAL}") for item in self.items)
+            self._lengthened = await asyncio.gather(*(self.duel(*texts) for texts in changed))
+        return self._lengthened
 
 
 def net(

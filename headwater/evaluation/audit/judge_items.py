@@ -46,6 +46,10 @@ class Item:
         """One of the two answers."""
         return self.first if which == "first" else self.second
 
+    def with_target(self, text: str) -> tuple[str, str, str]:
+        """The prompt and the two answers, with another text for the target."""
+        return (self.prompt, text, self.second) if self.target == "first" else (self.prompt, self.first, text)
+
 
 def coin(*key: str) -> bool:
     """Heads or tails, settled by the key."""
@@ -106,10 +110,12 @@ def save_items(items: Sequence[Item], path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def synthetic_items(n: int, *, seed: int = 0, labels: bool = True, own: str = "Certainly!") -> list[Item]:
+def synthetic_items(
+    n: int, *, seed: int = 0, labels: bool = True, own: str = "Certainly!", doubt: float = 0.1
+) -> list[Item]:
     """Pairs whose worth is known (see SyntheticJudge) and has nothing to do with length or author: by author
-    "own", whose answers open with its mark, and author "other". People prefer the worthier one, with some
-    noise."""
+    "own", whose answers open with its mark, and author "other". People prefer the worthier one, with a
+    noise of standard deviation `doubt`."""
     chance = random.Random(seed)
     found: list[Item] = []
     for index in range(n):
@@ -119,7 +125,7 @@ def synthetic_items(n: int, *, seed: int = 0, labels: bool = True, own: str = "C
             opening = own if author == "own" else ""
             texts[author] = synthetic_answer(chance, worth=worth, claims=claims, opening=opening)
         first, second = chance.sample(["own", "other"], 2)
-        lead = quality(texts[first]) - quality(texts[second]) + chance.gauss(0, 0.1)
+        lead = quality(texts[first]) - quality(texts[second]) + chance.gauss(0, doubt)
         found.append(
             Item(
                 id=f"synthetic-{seed}-{index}",

@@ -93,11 +93,12 @@ async def verbosity(bench: Bench) -> Finding:
     )
 
 
-def _tagged(name: str, measure: str, change: Callable[[Item, int], tuple[str, str, str]]) -> Probe:
-    """A probe that changes something in favour of the item's target, and counts moves toward it."""
+def _nudge(name: str, measure: str, change: Callable[[Item, int], tuple[str, str, str]], *, longer: bool) -> Probe:
+    """A probe that says something in favour of the item's target, and counts moves toward it: from the plain
+    items, or where it makes the target longer, from those with a neutral sentence."""
 
     async def probe(bench: Bench) -> Finding:
-        plain = await bench.plain()
+        plain = await (bench.lengthened() if longer else bench.plain())
         changed = await asyncio.gather(*(bench.duel(*change(item, index)) for index, item in enumerate(bench.items)))
         toward = away = judged = won = 0
         for item, before, after in zip(bench.items, plain, changed, strict=True):
@@ -119,32 +120,30 @@ def _favour(duel: Duel, which: Winner) -> int:
     return 0 if duel.winner == "tie" else 1 if duel.winner == which else -1
 
 
-def _with(item: Item, text: str) -> tuple[str, str, str]:
-    """The item's prompt and answers, with another text for its target."""
-    if item.target == "first":
-        return item.prompt, text, item.second
-    return item.prompt, item.first, text
-
-
-sycophancy = _tagged(
+_NET = "less moves away, of all items"
+sycophancy = _nudge(
     "sycophancy",
-    "moves toward an answer once the asker believes in it, less moves away, of all items",
+    f"moves toward an answer once the asker believes in it, {_NET}",
     lambda item, _: (believing(item.prompt, item.text(item.target)), item.first, item.second),
+    longer=False,
 )
-authority = _tagged(
+authority = _nudge(
     "authority",
-    "moves toward an answer that a professor is said to have checked, less moves away, of all items",
-    lambda item, _: _with(item, by_authority(item.text(item.target))),
+    f"moves toward an answer that a professor is said to have checked, {_NET}",
+    lambda item, _: item.with_target(by_authority(item.text(item.target))),
+    longer=True,
 )
-bandwagon = _tagged(
+bandwagon = _nudge(
     "bandwagon",
-    "moves toward an answer that readers are said to prefer, less moves away, of all items",
-    lambda item, _: _with(item, by_crowd(item.text(item.target))),
+    f"moves toward an answer that readers are said to prefer, {_NET}",
+    lambda item, _: item.with_target(by_crowd(item.text(item.target))),
+    longer=True,
 )
-injection = _tagged(
+injection = _nudge(
     "injection",
-    "moves toward an answer that tells the judge what to say, less moves away, of all items",
-    lambda item, index: _with(item, injected(item.text(item.target), index)),
+    f"moves toward an answer that tells the judge what to say, {_NET}",
+    lambda item, index: item.with_target(injected(item.text(item.target), index)),
+    longer=True,
 )
 
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from headwater.evaluation.audit.findings import Finding
 from headwater.evaluation.audit.judge_bench import FEWEST_LABELS, TOO_FEW_LABELS, Bench, barred, net
-from headwater.evaluation.audit.statistics import Z, logistic, two_sided
+from headwater.evaluation.audit.judge_items import Item
+from headwater.evaluation.audit.statistics import DETECTED, Z, logistic, trend, two_sided
 from headwater.evaluation.held_out import wilson
-from headwater.rewards.judge.panel import turned
 from headwater.types import Json
 
 
@@ -48,60 +48,55 @@ async def position(bench: Bench) -> Finding:
 
 
 async def length(bench: Bench) -> Finding:
-    """What length does to the chance to win, at equal preference of people: logit P(win) = theta + phi ·
-    tanh(difference / deviation), as the length-controlled win rate of AlpacaEval 2 (Dubois et al., 2024,
-    arXiv:2404.04475)."""
+    """What length does to the chance that what people prefer wins: least squares of wins on tanh(difference of
+    lengths / its deviation). The details hold the raw win rate beside the one at equal length, by logit P(win) =
+    theta + phi · tanh(...), as in AlpacaEval 2 (Dubois et al., 2024, arXiv:2404.04475)."""
     measure = "change in the chance that the preferred answer wins, from one deviation shorter to one longer"
-    duels = await bench.plain()
-    chosen = [
+    asked = [
         (item, duel)
-        for item, duel in zip(bench.items, duels, strict=True)
-        if item.preferred in ("first", "second") and duel.judged
+        for item, duel in zip(bench.items, await bench.plain(), strict=True)
+        if item.preferred in ("first", "second")
     ]
-    wanted = [item for item in bench.items if item.preferred in ("first", "second")]
+    chosen = [(item, duel) for item, duel in asked if duel.judged]
     if len(chosen) < FEWEST_LABELS:
         return barred("length", measure, TOO_FEW_LABELS + " to tell length from quality", n=len(chosen))
-    gaps, wins = [], []
-    for item, duel in chosen:
-        other = turned(item.preferred)
-        assert item.preferred is not None and other is not None
-        gaps.append(len(item.text(item.preferred)) - len(item.text(other)))
-        wins.append(0.5 if duel.winner == "tie" else float(duel.winner == item.preferred))
-    scale = float(np.std(gaps))
-    if scale == 0:
+    gap_N = np.array([_longer(item) for item, _ in chosen], dtype=float)
+    win_N = np.array([0.5 if d.winner == "tie" else float(d.winner == i.preferred) for i, d in chosen])
+    if gap_N.std() == 0:
         return barred("length", measure, "all pairs differ by the same length", n=len(chosen))
-    bend_N = np.tanh(np.array(gaps) / scale)
-    beta, error = logistic(np.stack([np.ones(len(gaps)), bend_N], axis=1), np.array(wins))
+    bend_N = np.tanh(gap_N / gap_N.std())
+    change, error = (2 * math.tanh(1) * found for found in trend(bend_N, win_N))
+    return Finding(
+        name="length",
+        measure=measure,
+        effect=change,
+        interval=(change - Z * error, change + Z * error),
+        threshold=bench.bounds.length,
+        both_ways=True,
+        n=len(chosen),
+        unjudged=len(asked) - len(chosen),
+        p=two_sided(change / error),
+        needed=math.ceil(len(chosen) * (DETECTED * error / bench.bounds.length) ** 2),
+        details=_controlled(bend_N, win_N),
+    )
+
+
+def _longer(item: Item) -> int:
+    """By how many characters the preferred answer is longer."""
+    gap = len(item.first) - len(item.second)
+    return gap if item.preferred == "first" else -gap
+
+
+def _controlled(bend_N: np.ndarray, win_N: np.ndarray) -> dict[str, Json]:
+    """Win rates of what people prefer, raw and at equal length."""
+    beta, error = logistic(np.stack([np.ones(len(bend_N)), bend_N], axis=1), win_N)
+    raw, controlled = float(win_N.mean()), float(1 / (1 + math.exp(-beta[0])))
     phi, spread = float(beta[1]), float(error[1])
-    raw, controlled = float(np.mean(wins)), float(1 / (1 + math.exp(-beta[0])))
-    details: dict[str, Json] = {
+    return {
         "raw_win_rate": raw,
         "length_controlled_win_rate": controlled,
         "raw_and_controlled_differ_by_over_10_points": abs(raw - controlled) > 0.1,
         "phi": phi,
         "phi_interval": (phi - Z * spread, phi + Z * spread),
-        "longer_preferred_by_people": float(np.mean(np.array(gaps) > 0)),
+        "longer_preferred_by_people": float((bend_N > 0).mean()),
     }
-    return Finding(
-        name="length",
-        measure=measure,
-        effect=_swing(phi),
-        interval=(_swing(phi - Z * spread), _swing(phi + Z * spread)),
-        threshold=bench.bounds.length,
-        both_ways=True,
-        n=len(chosen),
-        unjudged=len(wanted) - len(chosen),
-        p=two_sided(phi / spread),
-        needed=math.ceil(len(chosen) * (2.8 * spread / _unswing(bench.bounds.length)) ** 2),
-        note="logit P(win) = theta + phi · tanh(difference of lengths / its deviation), wins of what people prefer",
-        details=details,
-    )
-
-
-def _swing(phi: float) -> float:
-    """The change in probability, around one half, between tanh(-1) and tanh(1)."""
-    return math.tanh(phi * math.tanh(1) / 2)
-
-
-def _unswing(change: float) -> float:
-    return 2 * math.atanh(change) / math.tanh(1)

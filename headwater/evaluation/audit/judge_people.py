@@ -9,6 +9,7 @@ from headwater.evaluation.audit.findings import Finding
 from headwater.evaluation.audit.judge_bench import FEWEST_LABELS, TOO_FEW_LABELS, Bench, barred
 from headwater.evaluation.audit.judge_items import Item
 from headwater.evaluation.audit.statistics import (
+    DETECTED,
     Z,
     bootstrap,
     cohen_kappa,
@@ -92,7 +93,7 @@ async def self_preference(bench: Bench) -> Finding:
         n=count,
         unjudged=votes.unjudged,
         p=p,
-        needed=math.ceil(4 * max(share * (1 - share), 0.01) * (2.8 / bench.bounds.own) ** 2),
+        needed=math.ceil(4 * max(share * (1 - share), 0.01) * (DETECTED / bench.bounds.own) ** 2),
         note=note,
         details=details,
     )
@@ -146,6 +147,6 @@ async def disagreement(bench: Bench) -> Finding:
         n=len(pairs),
         unjudged=len(labelled) - len(pairs),
         p=two_sided((floor - kappa) / spread),
-        needed=math.ceil(len(pairs) * (2.8 * spread / max(abs(kappa - floor), 0.05)) ** 2),
+        needed=math.ceil(len(pairs) * (DETECTED * spread / max(abs(kappa - floor), 0.05)) ** 2),
         details=details,
     )

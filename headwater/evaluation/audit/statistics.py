@@ -13,6 +13,8 @@ from headwater.evaluation.held_out import wilson
 
 Interval = tuple[float, float]
 Z = 1.959964
+DETECTED = 2.8
+"""How many standard errors off an effect must be to be found in four cases of five: z(0.975) + z(0.8)."""
 _NORMAL = NormalDist()
 
 
@@ -186,6 +188,25 @@ def logistic(x_NK: np.ndarray, y_N: np.ndarray, ridge: float = 0.05) -> tuple[np
     meat = (x_NK * ((y_N - p_N) ** 2)[:, None]).T @ x_NK
     # under separation residuals vanish faster than the information does, so neither alone is honest
     return beta_K, np.sqrt(np.maximum(np.diag(inverse @ meat @ inverse), np.diag(inverse) * 0.25))
+
+
+def trend(x_N: np.ndarray, y_N: np.ndarray) -> tuple[float, float]:
+    """Least-squares change of a share y (from 0 to 1) per unit of x, and its standard error, robust to unequal
+    variances (White, 1980, Econometrica 48).
+
+    A win and a loss are added one deviation of x to either side, so that outcomes without variance do not make it
+    certain: with an x of two values this is the adjustment of Agresti and Caffo (2000, Am. Stat. 54).
+    """
+    spread = float(x_N.std())
+    x_N = np.concatenate([x_N, x_N.mean() + spread * np.array([1.0, 1.0, -1.0, -1.0])])
+    y_N = np.concatenate([y_N, [1.0, 0.0, 1.0, 0.0]])
+    centred_N = x_N - x_N.mean()
+    total = float((centred_N**2).sum())
+    if total == 0:
+        return math.nan, math.nan
+    change = float((centred_N * y_N).sum()) / total
+    rest_N = y_N - y_N.mean() - change * centred_N
+    return change, math.sqrt(float((centred_N**2 * rest_N**2).sum()) * len(x_N) / (len(x_N) - 2)) / total
 
 
 def spearman(x: Sequence[float], y: Sequence[float]) -> float:

@@ -12,67 +12,27 @@ import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from headwater.errors import ConfigError
 from headwater.rewards.judge.ask import AskError, BudgetSpent
+from headwater.rewards.judge.config import EndpointConfig
+from headwater.rewards.judge.prompts import encodable
 from headwater.types import Json, Message
 
 _AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
 _REFUSED = frozenset({401, 403, 404})
 _LONGEST_WAIT_S = 60.0
-
-
-class EndpointConfig(BaseModel):
-    """Where to ask, and how patiently.
-
-    `base_url` is what comes before `/chat/completions`, such as https://api.openai.com/v1. The API key is
-    read from the environment variable `api_key_env`; none is sent unless one is named. `timeout_s` holds for
-    one try, of which there are 1 + `retries`, with `backoff_s` · 2^n (± half) between them or what the
-    server asks for. Prices are per million tokens; at `max_cost` no more is asked. `extra` goes into
-    every request as it is, for what only some servers understand.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    base_url: str
-    model: str = Field(min_length=1)
-    api_key_env: str | None = None
-    timeout_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
-    retries: int = Field(default=4, ge=0, le=20)
-    backoff_s: float = Field(default=0.5, ge=0, allow_inf_nan=False)
-    concurrency: int = Field(default=8, ge=1)
-    max_body_bytes: int = Field(default=4_000_000, ge=1)
-    input_price: float = Field(default=0.0, ge=0)
-    output_price: float = Field(default=0.0, ge=0)
-    max_cost: float | None = Field(default=None, gt=0)
-    extra: dict[str, Any] = Field(default_factory=dict)
-
-    @field_validator("base_url")
-    @classmethod
-    def _only_http(cls, found: str) -> str:
-        try:
-            url = httpx.URL(found)
-        except httpx.InvalidURL as error:
-            raise ConfigError(f"The judge's base_url {found!r} is no address: {error}.") from error
-        if url.scheme not in ("http", "https") or not url.host:
-            raise ConfigError(
-                f"The judge's base_url is {found!r}; wanted an address that starts with http:// or https://."
-            )
-        if url.userinfo or url.query or url.fragment:
-            raise ConfigError(
-                f"The judge's base_url on {url.host} has a password, a query or a fragment in it. Leave them out; "
-                "name the environment variable that holds the key as api_key_env."
-            )
-        return found.rstrip("/")
+_MOST_TOKENS = 10**9
+_CHARACTERS_PER_TOKEN = 4
+"""Where a server does not count tokens: about right for English, so that a budget still holds."""
 
 
 @dataclass(slots=True)
 class Usage:
-    """What asking has come to. `unmetered` replies came without a count of tokens, and cost nothing here."""
+    """What asking has come to. `unmetered` replies came without a count of tokens; theirs is estimated from
+    their length. What a failed try cost is not known and not in it."""
 
     requests: int = 0
     replies: int = 0
@@ -127,6 +87,8 @@ class Endpoint:
             "seed": seed,
             **self.config.extra,
         }
+        for name in self.config.omit:
+            body.pop(name, None)
         headers = self._headers()
         session = self._open()
         try:
@@ -162,8 +124,7 @@ class Endpoint:
         return min(_LONGEST_WAIT_S, max(wait, fault.wait_s or 0.0))
 
     async def _once(self, client: httpx.AsyncClient, body: Mapping[str, Json], headers: dict[str, str]) -> str:
-        address = f"{self.config.base_url}/chat/completions"
-        async with client.stream("POST", address, json=body, headers=headers) as response:
+        async with client.stream("POST", self.config.address, json=body, headers=headers) as response:
             raw = bytearray()
             async for piece in response.aiter_bytes():
                 raw += piece
@@ -175,12 +136,13 @@ class Endpoint:
             said = bytes(raw[:200]).decode("utf-8", "replace")
             if status in _REFUSED and not self.usage.replies:
                 raise ConfigError(
-                    f"{address} answered {status}: {said!r}. Check the judge's base_url, model and api_key_env."
+                    f"{self.config.address} answered {status}: {said!r}. "
+                    "Check the judge's base_url, model and api_key_env."
                 )
             raise _Fault(f"status {status}: {said!r}", again=status in _AGAIN, wait_s=wait)
-        return self._read(bytes(raw))
+        return self._read(bytes(raw), len(json.dumps(body.get("messages"), ensure_ascii=False)))
 
-    def _read(self, raw: bytes) -> str:
+    def _read(self, raw: bytes, asked: int) -> str:
         try:
             found = json.loads(raw)
             text = found["choices"][0]["message"]["content"]
@@ -188,16 +150,18 @@ class Endpoint:
             raise _Fault(f"an answer of no known form ({type(error).__name__}): {raw[:80]!r}", again=True) from error
         if not isinstance(text, str):
             raise _Fault(f"content is {type(text).__name__}, wanted text", again=True)
-        self._count(found.get("usage"))
-        return text
+        self._count(found.get("usage"), asked, len(text))
+        return encodable(text)
 
-    def _count(self, usage: object) -> None:
+    def _count(self, usage: object, asked: int, said: int) -> None:
+        """Add up the tokens that the server counted, or an estimate from the characters asked and said."""
         found = usage if isinstance(usage, dict) else {}
-        tokens = [found.get(key) for key in ("prompt_tokens", "completion_tokens")]
-        if not all(isinstance(count, int) and count >= 0 for count in tokens):
+        counts = [found.get(key) for key in ("prompt_tokens", "completion_tokens")]
+        known = [count for count in counts if isinstance(count, int) and 0 <= count < _MOST_TOKENS]
+        if len(known) < 2:
             self.usage.unmetered += 1
-            return
-        into, out = (int(count or 0) for count in tokens)
+            known = [-(-characters // _CHARACTERS_PER_TOKEN) for characters in (asked, said)]
+        into, out = known
         self.usage.input_tokens += into
         self.usage.output_tokens += out
         self.usage.cost += (into * self.config.input_price + out * self.config.output_price) / 1e6
@@ -230,7 +194,7 @@ class Endpoint:
                 timeout=None,  # one deadline for the whole attempt, in _patiently
                 limits=httpx.Limits(max_connections=limit, max_keepalive_connections=limit),
                 follow_redirects=False,
-                trust_env=not _local(self.config.base_url),
+                trust_env=not self.config.local,
             )
             self._session = _Session(loop, client, asyncio.Semaphore(limit))
         self._session.users += 1
@@ -242,12 +206,6 @@ class Endpoint:
             if self._session is session:
                 self._session = None
             await session.client.aclose()
-
-
-def _local(url: str) -> bool:
-    """Whether this machine is asked, to which no proxy leads."""
-    host = httpx.URL(url).host
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _seconds(text: str | None) -> float | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 from headwater.errors import ConfigError
 from headwater.rewards.judge import prompts
@@ -93,8 +94,8 @@ class LLMJudge:
     """A language model that judges by a rubric.
 
     `scale` is what scores go from and to. Each answer may have `max_characters`; a longer one is not judged.
-    With `guard`, an answer without any letter or digit, or that is nothing but the opening of one, gets the
-    lowest score and loses to any other without being shown.
+    With `guard`, an answer that is hollow (punctuation, or nothing but the opening of an answer) gets the lowest
+    score and loses to any other without being shown.
     """
 
     ask: Ask
@@ -109,7 +110,16 @@ class LLMJudge:
 
     def __post_init__(self) -> None:
         if self.scale[0] >= self.scale[1] or max(map(abs, self.scale)) > 1000:
-            raise ConfigError(f"The judge's scale is {self.scale}; wanted a lower and a higher whole number.")
+            raise ConfigError(
+                f"The judge's scale is {self.scale}; wanted a lower and a higher whole number, at most 1000 from 0."
+            )
+        if not self.rubric.strip():
+            raise ConfigError("The judge's rubric is empty. Say what makes an answer good, or leave it out.")
+        if not self.temperature >= 0 or self.max_tokens < 1 or self.max_characters < 1:
+            raise ConfigError(
+                f"The judge has temperature = {self.temperature}, max_tokens = {self.max_tokens} and max_characters = "
+                f"{self.max_characters}; wanted at least 0, 1 and 1."
+            )
 
     @property
     def name(self) -> str:
@@ -150,7 +160,8 @@ class LLMJudge:
         return found
 
     async def rank(self, prompt: str, answers: Sequence[str], *, seed: int = 0) -> Said[tuple[int, ...]]:
-        """Indices of the answers, best first, as they stand in this order only."""
+        """Indices of the answers, best first, as they stand in this order only. Not guarded: leave out hollow
+        ones."""
         if note := self._too_long(*answers):
             return Said(None, note)
         question = prompts.listwise(self.secret, self.rubric, prompt, answers)
@@ -194,7 +205,10 @@ class LLMJudge:
 
 
 def hollow(text: str) -> bool:
-    """Whether an answer has no letter or digit, or is nothing but a known opening without content."""
+    """Whether an answer has no letter, digit or symbol (such as ∞ or ≤), or is nothing but a known opening
+    without content."""
+    if any(unicodedata.category(c) in ("Sm", "So") for c in text):
+        return False
     return "".join(c for c in text.casefold() if c.isalnum()) in _HOLLOW
 
 
@@ -202,6 +216,3 @@ def turned(winner: Winner | None) -> Winner | None:
     """The same winner, with the two answers in the other order."""
     swapped: dict[Winner | None, Winner] = {"first": "second", "second": "first", "tie": "tie"}
     return swapped.get(winner)
-
-
-Disagreement = Literal["tie", "abstain"]

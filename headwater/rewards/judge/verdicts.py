@@ -1,4 +1,4 @@
-"""What counts as a verdict: a last line of exact form. Anything else is none."""
+"""What counts as a verdict: a last line of exact form, markup around it aside. Anything else is none."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Literal
 from headwater.rewards.verifiers.thinking import after_thinking
 
 Winner = Literal["first", "second", "tie"]
+_BEFORE, _AFTER = " \t\r*_`#>\"'", " \t\r*_`\"'."
+"""What models put around a line to make it stand out. The code in the line is what makes it a verdict."""
 _WINNERS: dict[str, Winner] = {"A": "first", "B": "second", "tie": "tie"}
 
 
@@ -23,7 +25,7 @@ def read_score(reply: str, code: str, scale: tuple[int, int]) -> int | None:
 def read_winner(reply: str, code: str) -> Winner | None:
     """Which of two answers a reply ends in favour of, or None."""
     said = _verdict(reply, code)
-    return None if said is None else _WINNERS.get(said)
+    return None if said is None else _WINNERS.get(said.lower() if len(said) > 1 else said)
 
 
 def read_ranking(reply: str, code: str, count: int) -> tuple[int, ...] | None:
@@ -38,7 +40,7 @@ def read_ranking(reply: str, code: str, count: int) -> tuple[int, ...] | None:
 def _verdict(reply: str, code: str) -> str | None:
     """What follows the code on the last line; None if another verdict with that code contradicts it."""
     mark = f"Verdict {code}: "
-    lines = [line.strip() for line in after_thinking(reply).rstrip().split("\n")]
+    lines = [line.lstrip(_BEFORE).rstrip(_AFTER) for line in after_thinking(reply).rstrip().split("\n")]
     if not lines[-1].startswith(mark):
         return None
     given = {line.removeprefix(mark) for line in lines if line.startswith(mark)}
