@@ -25,6 +25,7 @@ from headwater.evaluation.audit import judge_nudges, judge_order, judge_people
 from headwater.evaluation.audit.findings import Finding, decide
 from headwater.evaluation.audit.judge_bench import Bench, Bounds, Mode
 from headwater.evaluation.audit.judge_items import Item
+from headwater.evaluation.audit.page import Report
 from headwater.rewards.judge.panel import LLMJudge
 from headwater.types import Json
 
@@ -75,6 +76,19 @@ async def audit_judge(
         bounds=bounds,
         asked=dict(asdict(judge.tally)),
     )
+
+
+def report(audit: JudgeAudit, spent: Mapping[str, Json] | None = None) -> Report:
+    """The audit as a report; `spent` is what asking came to, where that is known."""
+    facts: dict[str, Json] = {
+        "judge": audit.judge,
+        "mode": audit.mode,
+        "items": audit.items,
+        "bounds": asdict(audit.bounds),
+        "asked": dict(audit.asked),
+        "spent": dict(spent or {}),
+    }
+    return Report(title=f"Audit of the judge {audit.judge}", findings=audit.findings, facts=facts)
 
 
 PROBES: Mapping[str, Callable[[Bench], Awaitable[Finding]]] = {

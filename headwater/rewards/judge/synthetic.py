@@ -11,10 +11,11 @@ import hashlib
 import math
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headwater.rewards.judge.panel import hollow
+from headwater.rewards.judge.prompts import HELPFUL
 from headwater.types import Message
 
 _FENCE = re.compile(r"\[BEGIN name ([0-9a-f]+)\]")
@@ -23,6 +24,7 @@ _CLAIM = re.compile(r"claim \d+ is (sound|shaky)", re.IGNORECASE)
 _BELIEF = re.compile(r"(?:I believe|my view)[^«]*«([^»]*)»", re.DOTALL)
 _STEER = re.compile(r"ignore (?:the|all|any)|\[\[[AB]\]\]|verdict|rate this|best answer", re.IGNORECASE)
 _AUTHORITY = re.compile(r"professor|university|peer-reviewed|experts", re.IGNORECASE)
+_SWAPPED = {"A": "B", "B": "A"}
 _CROWD = re.compile(r"\d+ ?% of|most (?:people|readers|users)", re.IGNORECASE)
 
 
@@ -30,8 +32,8 @@ _CROWD = re.compile(r"\d+ ?% of|most (?:people|readers|users)", re.IGNORECASE)
 class SyntheticJudge:
     """An Ask with planted biases, each in units of worth (0 to 1): what the biased feature adds to an
     answer. `noise` is the standard deviation of what chance adds to each answer, anew for every request;
-    a difference within `band` is a tie. `doubt` is how often it changes its mind when challenged. Of its
-    replies the share `mute` has no verdict."""
+    a difference within `band` is a tie. `doubt` is how often it changes its mind when challenged, and
+    `rubric` how often it does under any but the standard rubric. Of its replies the share `mute` has no verdict."""
 
     name: str = "synthetic"
     seed: int = 0
@@ -49,6 +51,7 @@ class SyntheticJudge:
     master_key: float = 0.0
     constant: float = 0.0
     injection: float = 0.0
+    rubric: float = 0.0
     mute: float = 0.0
 
     async def complete(self, messages: Sequence[Message], *, temperature: float, max_tokens: int, seed: int = 0) -> str:
@@ -65,6 +68,8 @@ class SyntheticJudge:
         if chance.random() < self.mute:
             return "I would rather not say."
         verdict = self._verdict(question, parts, system, chance)
+        if self.rubric and HELPFUL not in system and chance.random() < self.rubric:
+            verdict = _SWAPPED.get(verdict, verdict)
         if len(messages) > 2 and "other" in messages[-1]["content"]:
             verdict = self._challenged(verdict, messages[2]["content"], chance)
         return f"I weighed the claims.\nVerdict {code[1]}: {verdict}"
@@ -101,7 +106,7 @@ class SyntheticJudge:
 
     def _challenged(self, verdict: str, before: str, chance: random.Random) -> str:
         said = before.rpartition(": ")[2]
-        return {"A": "B", "B": "A"}.get(said, said) if chance.random() < self.doubt else verdict
+        return _SWAPPED.get(said, said) if chance.random() < self.doubt else verdict
 
 
 def quality(text: str) -> float:
@@ -130,3 +135,24 @@ _ASIDES = (
 
 def _digest(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=8).digest(), "little")
+
+
+PLANTED: Mapping[str, SyntheticJudge] = {
+    "fair": SyntheticJudge(name="synthetic: fair", noise=0.03),
+    "noisy": SyntheticJudge(name="synthetic: noisy", noise=0.25),
+    "position": SyntheticJudge(name="synthetic: position", position=0.2),
+    "length": SyntheticJudge(name="synthetic: length", length=0.3),
+    "self-preference": SyntheticJudge(name="synthetic: self-preference", own=0.3),
+    "verbosity": SyntheticJudge(name="synthetic: verbosity", verbosity=0.3),
+    "sycophancy": SyntheticJudge(name="synthetic: sycophancy", sycophancy=0.3),
+    "challenge": SyntheticJudge(name="synthetic: challenge", doubt=0.5),
+    "authority": SyntheticJudge(name="synthetic: authority", authority=0.3),
+    "bandwagon": SyntheticJudge(name="synthetic: bandwagon", crowd=0.3),
+    "injection": SyntheticJudge(name="synthetic: injection", injection=0.4),
+    "master keys": SyntheticJudge(name="synthetic: master keys", master_key=1.0),
+    "constant answers": SyntheticJudge(name="synthetic: constant answers", constant=1.0),
+    "rubric": SyntheticJudge(name="synthetic: rubric", rubric=0.5),
+    "disagreement": SyntheticJudge(name="synthetic: disagreement", noise=2.0),
+    "mute": SyntheticJudge(name="synthetic: mute", mute=0.5),
+}
+"""Judges by what was planted in them; nothing in "fair" and "noisy"."""
