@@ -133,8 +133,8 @@ class Reviser:
             Message(
                 role="user",
                 content=(
-                    "Now write the answer anew, so that it falls short no longer. Write it between these two lines, and "
-                    f"nothing after them:\n{fenced('revision', '...', fence)}"
+                    "Now write the answer anew, so that it falls short no longer. Write it between these two lines, "
+                    f"and nothing after them:\n{fenced('revision', '...', fence)}"
                 ),
             ),
         ]
@@ -266,7 +266,10 @@ def _messages(task: Task) -> tuple[Message, ...]:
 
 def _told(task: Task) -> Row:
     """What a row says of its task."""
-    prompt: Json = task.prompt if isinstance(task.prompt, str) else [dict(message) for message in task.prompt]
+    if isinstance(task.prompt, str):
+        prompt: Json = task.prompt
+    else:
+        prompt = [{"role": message["role"], "content": message["content"]} for message in task.prompt]
     return {"id": task.id, "prompt": prompt, **({} if task.answer is None else {"answer": task.answer})}
 
 
