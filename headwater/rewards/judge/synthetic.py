@@ -138,7 +138,7 @@ def _digest(*parts: object) -> int:
 
 
 PLANTED: Mapping[str, SyntheticJudge] = {
-    "fair": SyntheticJudge(name="synthetic: fair", noise=0.03),
+    "fair": SyntheticJudge(name="synthetic: fair", noise=0.01),
     "noisy": SyntheticJudge(name="synthetic: noisy", noise=0.25),
     "position": SyntheticJudge(name="synthetic: position", position=0.2),
     "length": SyntheticJudge(name="synthetic: length", length=0.3),
