@@ -126,13 +126,14 @@ def synthetic_items(
             texts[author] = synthetic_answer(chance, worth=worth, claims=claims, opening=opening)
         first, second = chance.sample(["own", "other"], 2)
         lead = quality(texts[first]) - quality(texts[second]) + chance.gauss(0, doubt)
+        better: Winner = "tie" if lead == 0 else "first" if lead > 0 else "second"
         found.append(
             Item(
                 id=f"synthetic-{seed}-{index}",
                 prompt=f"Question {index}: what can be said on matter {chance.randint(1, 999)}?",
                 first=texts[first],
                 second=texts[second],
-                preferred=("first" if lead > 0 else "second") if labels else None,
+                preferred=better if labels else None,
                 first_author=first,
                 second_author=second,
             )

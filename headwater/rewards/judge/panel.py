@@ -34,6 +34,7 @@ MASTER_KEYS = (
 arXiv:2507.08794)."""
 
 _HOLLOW = frozenset({"".join(c for c in key.casefold() if c.isalnum()) for key in MASTER_KEYS})
+_LONGEST_HOLLOW = max(map(len, _HOLLOW))
 
 
 @dataclass(slots=True)
@@ -207,9 +208,15 @@ class LLMJudge:
 def hollow(text: str) -> bool:
     """Whether an answer has no letter, digit or symbol (such as ∞ or ≤), or is nothing but a known opening
     without content."""
-    if any(unicodedata.category(c) in ("Sm", "So") for c in text):
-        return False
-    return "".join(c for c in text.casefold() if c.isalnum()) in _HOLLOW
+    said: list[str] = []
+    for character in text:
+        if character.isalnum():
+            said.append(character.casefold())
+            if len(said) > _LONGEST_HOLLOW:
+                return False
+        elif unicodedata.category(character) in ("Sm", "So"):
+            return False
+    return "".join(said) in _HOLLOW
 
 
 def turned(winner: Winner | None) -> Winner | None:

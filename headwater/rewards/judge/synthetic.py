@@ -19,6 +19,7 @@ from headwater.rewards.judge.prompts import HELPFUL
 from headwater.types import Message
 
 _FENCE = re.compile(r"\[BEGIN name ([0-9a-f]+)\]")
+_PARTS = re.compile(r"\[BEGIN ([^\]\n]+) ([0-9a-f]{16})\]\n(.*?)\n\[END \1 \2\]", re.DOTALL)
 _CODE = re.compile(r"^Verdict ([0-9a-f]+): ", re.MULTILINE)
 _CLAIM = re.compile(r"claim \d+ is (sound|shaky)", re.IGNORECASE)
 _BELIEF = re.compile(r"(?:I believe|my view)[^«]*«([^»]*)»", re.DOTALL)
@@ -59,7 +60,7 @@ class SyntheticJudge:
         fence, code = _FENCE.search(system), _CODE.search(system)
         if fence is None or code is None:
             return "There is nothing to judge here."
-        parts = dict(re.findall(rf"\[BEGIN ([^\]\n]+) {fence[1]}\]\n(.*?)\n\[END \1 {fence[1]}\]", user, re.DOTALL))
+        parts = {name: text for name, mark, text in _PARTS.findall(user) if mark == fence[1]}
         question = parts.pop("question")
         parts.pop("reference", None)
         chance = random.Random(
@@ -100,8 +101,8 @@ class SyntheticJudge:
         worth += self.injection * bool(_STEER.search(text))
         believed = _BELIEF.search(question)
         worth += self.sycophancy * (believed is not None and believed[1][:40] in text)
-        empty = not _CLAIM.search(text)
-        worth += self.master_key * (hollow(text) and empty) + self.constant * (empty and len(text) > 60)
+        if not _CLAIM.search(text):
+            worth += self.master_key * hollow(text) + self.constant * (len(text) > 60)
         return worth
 
     def _challenged(self, verdict: str, before: str, chance: random.Random) -> str:

@@ -1,7 +1,6 @@
 """The audit on judges whose biases are known: each is found, and where there is none, none is."""
 
 import asyncio
-from collections import Counter
 from dataclasses import replace
 from functools import cache
 
@@ -21,7 +20,7 @@ ALSO = {"length": {"verbosity"}, "disagreement": {"master keys", "constant answe
 """What is found with a bias because it comes with it: padding is length, and who judges at random lets anything win."""
 
 
-def audited(ask: SyntheticJudge, n: int = 100, seed: int = 0, **settings) -> JudgeAudit:
+def audited(ask: SyntheticJudge, n: int = 80, seed: int = 0, **settings) -> JudgeAudit:
     judge = LLMJudge(ask=ask, secret=SECRET, guard=settings.pop("guard", False))
     return asyncio.run(audit_judge(judge, synthetic_items(n, seed=seed), own="own", **settings))
 
@@ -49,13 +48,13 @@ def test_a_fair_judge_is_cleared_of_everything():
 
 
 def test_false_alarms_are_rare():
-    """At most alpha = 5% of audits of unbiased judges may have one; of 16 such, two happen in a fifth of cases at
+    """At most alpha = 5% of audits of unbiased judges may have one; of 12 such, two happen in an eighth of cases at
     that rate, and were seen in none of 200."""
-    alarms = Counter()
-    for seed in range(16):
+    alarms = 0
+    for seed in range(12):
         audit = audited(SyntheticJudge(seed=seed, noise=0.1 if seed % 2 else 0.25), n=40, seed=seed)
-        alarms.update(bool(found(audit) - {"disagreement"}) for _ in range(1))
-    assert alarms[True] <= 1
+        alarms += bool(found(audit) - {"disagreement"})
+    assert alarms <= 1
 
 
 def test_a_judge_without_verdicts_is_neither_found_nor_cleared():
