@@ -8,7 +8,7 @@ from headwater.errors import ConfigError, UnknownName
 from headwater.rewards.registry import RewardConfig, build_source, known_rewards
 from headwater.types import Group, Span, Task, Trajectory
 
-NEEDS_A_MODEL = {"reward_model", "judge", "judge_pairwise", "judge_listwise"}
+NEEDS_A_MODEL = {"reward_model", "judge", "judge_pairwise", "judge_listwise", "implicit", "ensemble"}
 OWN = """
 from headwater.rewards.source import verifier
 from headwater.types import Signal
