@@ -26,6 +26,7 @@ class Function:
     function: Callable[[Group], Awaitable[Sequence[Said]]]
     needs: frozenset[str] = frozenset()
     offers: frozenset[str] = frozenset({"reward"})
+    compares: bool = True
 
     async def __call__(self, group: Group) -> tuple[Signal, ...]:
         try:

@@ -160,7 +160,8 @@ def _own(config: RewardConfig) -> Source:
     function: Callable[..., Any] = found
     _check_settings(function, config)
     if waits:
-        return Function(name=name, function=partial(function, **config.settings))
+        alone = getattr(function, "compares", True) is False
+        return Function(name=name, function=partial(function, **config.settings), compares=not alone)
     return Verifier(name=name, verdict=partial(function, **config.settings))
 
 
