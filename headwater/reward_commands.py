@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headwater.audit_commands import audits
 from headwater.errors import ConfigError
-from headwater.terminal import errors, told_plainly
+from headwater.terminal import console, errors, told_plainly
 
 if TYPE_CHECKING:
+    from headwater.evaluation.audit.reward import Outcome
     from headwater.evaluation.score import Answer, Scored
     from headwater.rewards.source import Source
 
@@ -74,6 +76,89 @@ def score(
         errors.print(summary(scored), markup=False, highlight=False, soft_wrap=True)
         if not any(each.status == "ok" for each in scored):
             raise typer.Exit(1)
+
+
+AUDIT_HELP = """Audit a reward: can it be hacked, does it follow length, has it drifted?
+
+Clean answers are padded, repeated, flattered around, hedged, emptied to their
+format, and made wrong with instructions to a judge; for each family of hacks,
+in how many pairs does the hacked answer score higher? Prints a verdict for
+each, and writes audit.json and audit.html.
+
+--pairs has clean rows like those of headwater score (with an answer), or ready
+pairs: response, hacked and family. Without it, built-in sums and questions are
+used. --reference has rows that headwater score wrote (drift), or several
+answers to a prompt (length; gold is a better score, where known).
+
+[bold]Examples[/]
+
+  headwater audit reward --reward number
+
+  headwater audit reward --reward reward_model --set model=runs/reward_model --reference scored.jsonl --strict
+"""
+_STYLES = {"found": "bold red", "not found": "green", "not enough data": "yellow"}
+
+
+@audits.command(name="reward", help=AUDIT_HELP)
+def audit_reward(
+    reward: Reward,
+    pairs: Annotated[str | None, typer.Option(metavar="FILE", help="Clean rows or ready pairs, .jsonl.")] = None,
+    reference: Annotated[str | None, typer.Option(metavar="FILE", help="Rows to compare with, .jsonl.")] = None,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where audit.json and audit.html go.")] = Path("audit"),
+    settings: Settings = None,
+    timeout_s: Timeout = None,
+    retries: Retries = 0,
+    concurrency: Concurrency = None,
+    cache: Cache = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 where something was found.")] = False,
+) -> None:
+    """`headwater audit reward`; see AUDIT_HELP."""
+    with told_plainly():
+        from headwater.evaluation.audit.hack_probes import OURS, load_rows, probes_of
+        from headwater.evaluation.audit.reward import audit_reward as run
+        from headwater.evaluation.audit.reward_page import save
+        from headwater.evaluation.score import read_answers
+
+        how = {"timeout_s": timeout_s, "retries": retries, "concurrency": concurrency, "cache": cache}
+        source = source_of(reward, settings or [], how)
+        rows = load_rows(pairs, source.needs)
+        known = read_answers(reference, source.needs, OURS) if reference else []
+        with _bar("probing", 2 * len(probes_of(rows))) as advance:
+            outcomes = asyncio.run(run(source, rows, known, advance))
+        title = f"Audit of the reward {reward}"
+        facts: dict[str, Any] = {
+            "reward": reward,
+            "settings": settings or [],
+            "pairs": pairs or "built in",
+            "rows": len(rows),
+            "reference": reference,
+        }
+        paths = save(title, outcomes, facts, out)
+        _print(title, outcomes)
+        console.print(*(str(path) for path in paths), highlight=False, soft_wrap=True, markup=False)
+        if strict and any(outcome.verdict == "found" for outcome in outcomes):
+            raise typer.Exit(1)
+
+
+def _print(title: str, outcomes: Sequence[Outcome]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from headwater.evaluation.audit.reward_page import shown
+
+    table = Table(title=escape(title), title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for column in ("probe", "verdict", "effect [95%]", "n", ""):
+        table.add_column(escape(column), overflow="fold", no_wrap=bool(column))
+    for outcome in outcomes:
+        style = _STYLES[outcome.verdict]
+        table.add_row(
+            escape(outcome.name),
+            f"[{style}]{outcome.verdict}[/]",
+            escape(shown(outcome)),
+            str(outcome.n),
+            f"[dim]{escape(outcome.note)}[/]",
+        )
+    console.print(table)
 
 
 def source_of(name: str, settings: Sequence[str], how: dict[str, Any]) -> Source:

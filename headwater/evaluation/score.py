@@ -14,7 +14,7 @@ from typing import Any
 from headwater.data.formats import Row, find, read_file
 from headwater.data.tasks import TasksConfig, as_task
 from headwater.errors import ConfigError, DataError
-from headwater.rewards.source import Source, judge
+from headwater.rewards.source import Source, judge, without
 from headwater.types import Group, Signal, Span, Status, Task, Trajectory
 
 RESPONSE = "response"
@@ -54,24 +54,24 @@ class Scored:
 # --- rows in ---------------------------------------------------------------------------------------
 
 
-def read_answers(name: str, needs: frozenset[str] = frozenset()) -> list[Answer]:
+def read_answers(name: str, needs: frozenset[str] = frozenset(), ours: Sequence[str] = ()) -> list[Answer]:
     """Every row of a .jsonl file, checked before anything is scored.
 
     A row needs a text `response`, and what `needs` names: "prompt", "answer", or a field that a source
-    finds in the task's meta, such as "tests". All other fields go there, too. Raises DataError, with the
-    line, for the first row that is not so.
+    finds in the task's meta, such as "tests". All other fields go there, too, but for `ours`, which are not
+    the task's. Raises DataError, with the line, for the first row that is not so.
     """
     path = find(name, "FILE.jsonl")
     if path.suffix != ".jsonl":
         raise ConfigError(f"Cannot score '{path}': wanted a .jsonl file, one JSON object a line.")
     config = TasksConfig(source=str(path), needs_answer=False)
-    answers = [_answer(row, config, needs) for row in read_file(path)]
+    answers = [_answer(row, config, needs, (RESPONSE, *GIVEN, *ours)) for row in read_file(path)]
     if not answers:
         raise DataError(f"{path} has no rows, so there is nothing to score.")
     return answers
 
 
-def _answer(row: Row, config: TasksConfig, needs: frozenset[str]) -> Answer:
+def _answer(row: Row, config: TasksConfig, needs: frozenset[str], ours: Sequence[str]) -> Answer:
     response = row.fields.get(RESPONSE)
     if not isinstance(response, str):
         found = f"holds a {type(response).__name__}" if RESPONSE in row.fields else "is missing"
@@ -79,7 +79,7 @@ def _answer(row: Row, config: TasksConfig, needs: frozenset[str]) -> Answer:
     if "score" in row.fields and "status" not in row.fields:
         raise DataError(f"{row.where}: there is a field 'score' already, which would be lost. Rename it.")
     asked = "prompt" in row.fields or "messages" in row.fields
-    fields = {key: value for key, value in row.fields.items() if key not in (RESPONSE, *GIVEN)}
+    fields = {key: value for key, value in row.fields.items() if key not in ours}
     task = as_task(replace(row, fields=fields if asked else {**fields, "prompt": "-"}), config)
     task = task if asked else replace(task, prompt="")
     for need in sorted(needs):
@@ -103,56 +103,59 @@ async def score(
     """Every answer with what the source says of it, in order. Answers to the same task, whatever their
     ids, are siblings of one group, so that a source that compares can. `progress` is told how many
     answers are done each time that more are."""
+    places = siblings(answers)
+    groups = [as_group(answers[members[0]].task, [answers[i].response for i in members]) for members in places]
+    said: dict[int, Signal] = {}
+    for members, signals in zip(places, await ask(groups, source, progress), strict=True):
+        said.update(zip(members, signals, strict=True))
+    return [_scored(answer, said[place]) for place, answer in enumerate(answers)]
+
+
+async def ask(
+    groups: Sequence[Group], source: Source, progress: Callable[[int], None] = lambda done: None
+) -> list[tuple[Signal, ...]]:
+    """The reward of every trajectory of every group, or why there is none; a few groups at once."""
     if "reward" not in source.offers:
         raise ConfigError(
             f"'{source.name}' gives {', '.join(sorted(source.offers)) or 'nothing'} and no reward, so it has no score."
         )
-    places = _siblings(answers)
-    said: list[Signal | None] = [None] * len(answers)
-    gate, done = asyncio.Semaphore(IN_FLIGHT), 0
+    slots, done = asyncio.Semaphore(IN_FLIGHT), 0
 
-    async def one(members: Sequence[int]) -> None:
+    async def one(group: Group) -> tuple[Signal, ...]:
         nonlocal done
-        async with gate:
-            (judged,) = await judge([_group([answers[i] for i in members])], [(source, 1.0)])
-        for i, trajectory in zip(members, judged.trajectories, strict=True):
-            said[i] = next((s for s in trajectory.signals if s.name == "reward"), None)
-        done += len(members)
+        async with slots:
+            (judged,) = await judge([group], [(source, 1.0)])
+        done += len(group.trajectories)
         progress(done)
+        none = without(source.name, "abstained", "gave no reward")
+        return tuple(next((s for s in t.signals if s.name == "reward"), none) for t in judged.trajectories)
 
-    calls = [asyncio.ensure_future(one(members)) for members in places]
+    calls = [asyncio.ensure_future(one(group)) for group in groups]
     try:
-        await asyncio.gather(*calls)
+        return list(await asyncio.gather(*calls))
     finally:
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
-    return [_scored(answer, signal) for answer, signal in zip(answers, said, strict=True)]
 
 
-def _siblings(answers: Sequence[Answer]) -> list[list[int]]:
-    """Places of the answers to each task, by what the task is and not by what it is called."""
+def siblings(answers: Sequence[Answer], ours: Sequence[str] = ()) -> list[list[int]]:
+    """Places of the answers to each task, by what the task is and not by what it is called; fields that are `ours`
+    are not the task's."""
     places: dict[str, list[int]] = {}
     for place, answer in enumerate(answers):
-        fields = {key: value for key, value in answer.fields.items() if key not in ("id", RESPONSE, *GIVEN)}
+        fields = {key: value for key, value in answer.fields.items() if key not in ("id", RESPONSE, *GIVEN, *ours)}
         places.setdefault(json.dumps(fields, sort_keys=True), []).append(place)
     return list(places.values())
 
 
-def _group(answers: Sequence[Answer]) -> Group:
-    """Answers of one task as if a policy had written them. Nobody sampled them, so they have no tokens."""
-    task = answers[0].task
-    return Group(task=task, trajectories=tuple(as_trajectory(task, answer.response) for answer in answers))
+def as_group(task: Task, texts: Sequence[str]) -> Group:
+    """Texts as answers to a task, as if a policy had written them. Nobody sampled them, so they have no tokens."""
+    spans = [Span(author="policy", tokens=(), text=text) for text in texts]
+    return Group(task=task, trajectories=tuple(Trajectory(task_id=task.id, spans=(span,)) for span in spans))
 
 
-def as_trajectory(task: Task, response: str) -> Trajectory:
-    """A text as a finished trajectory without tokens."""
-    return Trajectory(task_id=task.id, spans=(Span(author="policy", tokens=(), text=response),))
-
-
-def _scored(answer: Answer, signal: Signal | None) -> Scored:
-    if signal is None:
-        return Scored(answer=answer, score=None, status="abstained", note="gave no reward")
+def _scored(answer: Answer, signal: Signal) -> Scored:
     score = signal.values[0] if signal.status == "ok" else None
     return Scored(answer=answer, score=score, status=signal.status, note=signal.note)
 

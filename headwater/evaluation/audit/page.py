@@ -33,14 +33,15 @@ def as_json(report: Report) -> str:
         "verdicts": {finding.name: finding.verdict for finding in report.findings},
         "findings": [asdict(finding) for finding in report.findings],
     }
-    return json.dumps(_plain(found), indent=2, allow_nan=False)
+    return json.dumps(plain(found), indent=2, allow_nan=False)
 
 
-def _plain(value: object) -> Json:
+def plain(value: object) -> Json:
+    """As JSON: what is not a number (NaN, infinity) is None."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):
@@ -87,16 +88,16 @@ def as_html(report: Report) -> str:
         for verdict in ("found", "not found", "not enough data")
     }
     summary = " · ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    facts = "".join(f"<tr><th>{_text(key)}</th><td>{_value(item)}</td></tr>" for key, item in report.facts.items())
+    facts = "".join(f"<tr><th>{escaped(key)}</th><td>{_value(item)}</td></tr>" for key, item in report.facts.items())
     rows = "".join(map(_row, report.findings))
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{_text(report.title)}</title>\n'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escaped(report.title)}</title>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        f"<style>{_STYLE}</style></head><body>\n<h1>{_text(report.title)}</h1>\n<p>{_text(summary)}</p>\n"
+        f"<style>{STYLE}</style></head><body>\n<h1>{escaped(report.title)}</h1>\n<p>{escaped(summary)}</p>\n"
         "<table class=findings><thead><tr><th>bias</th><th>verdict</th><th>effect [95%]</th>"
         f"<th>−1 to 1, with what does not matter in grey</th><th>n</th><th></th></tr></thead>\n{rows}</table>\n"
-        f"<p>{_text(_RULE)}</p>\n<h2>What was audited</h2><table>{facts}</table>\n</body></html>\n"
+        f"<p>{escaped(_RULE)}</p>\n<h2>What was audited</h2><table>{facts}</table>\n</body></html>\n"
     )
 
 
@@ -109,11 +110,12 @@ def _row(finding: Finding) -> str:
         "without a verdict": finding.unjudged,
         **finding.details,
     }
-    details = "".join(f"<tr><th>{_text(key)}</th><td>{_value(item)}</td></tr>" for key, item in facts.items())
+    details = "".join(f"<tr><th>{escaped(key)}</th><td>{_value(item)}</td></tr>" for key, item in facts.items())
     return (
-        f'<tr class="{finding.verdict.replace(" ", "-")}"><td><b>{_text(finding.name)}</b></td>'
-        f"<td class=verdict>{_text(finding.verdict)}</td><td>{_text(shown(finding))}</td><td>{_picture(finding)}</td>"
-        f"<td>{finding.n}</td><td>{_text(needed(finding))}<details><summary>{_text(finding.measure)}</summary>"
+        f'<tr class="{finding.verdict.replace(" ", "-")}"><td><b>{escaped(finding.name)}</b></td>'
+        f"<td class=verdict>{escaped(finding.verdict)}</td><td>{escaped(shown(finding))}</td>"
+        f"<td>{_picture(finding)}</td>"
+        f"<td>{finding.n}</td><td>{escaped(needed(finding))}<details><summary>{escaped(finding.measure)}</summary>"
         f"<table>{details}</table></details></td></tr>\n"
     )
 
@@ -136,27 +138,28 @@ def _at(value: float) -> float:
     return 100 + 100 * min(1.0, max(-1.0, value if math.isfinite(value) else 0.0))
 
 
-def _text(value: object) -> str:
+def escaped(value: object) -> str:
+    """Anything as text of HTML."""
     return html.escape(str(value), quote=True)
 
 
 def _value(value: Json) -> str:
     if isinstance(value, Mapping):
-        return "<br>".join(f"{_text(key)}: {_value(item)}" for key, item in value.items())
+        return "<br>".join(f"{escaped(key)}: {_value(item)}" for key, item in value.items())
     if isinstance(value, str):
-        return _text(value)
+        return escaped(value)
     if isinstance(value, Sequence):
         return ", ".join(_value(item) for item in value)
     if isinstance(value, float):
         return f"{value:.4g}" if math.isfinite(value) else "-"
-    return "-" if value is None else _text(value)
+    return "-" if value is None else escaped(value)
 
 
 _RULE = (
     "Found: the effect is on the harmful side, with p below alpha after Holm's correction for all biases of the audit. "
     "Not found: the whole interval is within what does not matter. Else there is not enough data."
 )
-_STYLE = """
+STYLE = """
 body{font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:76rem;padding:0 1rem;color:#1b2430;background:#fff}
 table{border-collapse:collapse}th,td{text-align:left;vertical-align:top;padding:.25rem .8rem .25rem 0;font-weight:400}
 th{color:#5b6675}.findings>tbody>tr>td,.findings tr.found>td,.findings tr>td{border-top:1px solid #e3e7ec}
