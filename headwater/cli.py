@@ -5,17 +5,17 @@ from __future__ import annotations
 import ctypes
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from headwater.audit_commands import audits
 from headwater.errors import ConfigError, HeadwaterError, UnknownName
+from headwater.terminal import console, told_plainly
 
 if TYPE_CHECKING:
     from headwater.config import Recipe
@@ -31,26 +31,12 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-console = Console()
-errors = Console(stderr=True)
-
+app.add_typer(audits)
 RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="The recipe to run.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[section.key=value ...]", help="Settings that differ from the recipe."),
 ]
-
-
-@contextmanager
-def _told_plainly() -> Iterator[None]:
-    """A deliberate error is a message, not a traceback."""
-    try:
-        yield
-    except HeadwaterError as error:
-        errors.print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True, highlight=False)
-        for note in getattr(error, "__notes__", ()):
-            errors.print(escape(note), soft_wrap=True, highlight=False)
-        raise typer.Exit(2) from None
 
 
 EXAMPLES = """
@@ -74,7 +60,7 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show the plan, run nothing.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")] = False,
 ) -> None:
-    with _told_plainly():
+    with told_plainly():
         from headwater.config import load_recipe
 
         settings = load_recipe(recipe, overrides or [])
@@ -185,7 +171,7 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(min=1, help="At most this many tasks.")] = None,
     samples: Annotated[int, typer.Option(min=0, help="How many answers to show.")] = 3,
 ) -> None:
-    with _told_plainly():
+    with told_plainly():
         from dataclasses import replace
 
         from headwater.data.tasks import fit, load_tasks
@@ -265,7 +251,7 @@ def chat(
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
     seed: Annotated[int, typer.Option(help="Fixes what is sampled.")] = 0,
 ) -> None:
-    with _told_plainly():
+    with told_plainly():
         from headwater.evaluation.held_out import reply
         from headwater.types import Message, Sampling
 
@@ -309,7 +295,7 @@ def show(
     what: Annotated[str, typer.Argument(help="algorithms, tasks, rewards, models or recipes")],
     having: Annotated[str | None, typer.Option("--with", help="Signals at hand: only rows that they allow.")] = None,
 ) -> None:
-    with _told_plainly():
+    with told_plainly():
         from headwater.catalogue import CATALOGUE, algorithms
 
         if what not in CATALOGUE:
@@ -333,7 +319,7 @@ def show(
 def doctor(
     model: Annotated[str, typer.Option(help="The model to check with.")] = "embedded:smollm2",
 ) -> None:
-    with _told_plainly():
+    with told_plainly():
         from headwater.catalogue import machine
         from headwater.evaluation.agreement import check
         from headwater.models.load import ModelConfig, load

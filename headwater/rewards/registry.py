@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, validate_call
 
 from headwater.errors import ConfigError, UnknownName
+from headwater.rewards.judge.build import judge, judge_listwise, judge_pairwise
 from headwater.rewards.reward_model import reward_model
 from headwater.rewards.source import Source, Verifier
 from headwater.rewards.verifiers.exact import exact
@@ -21,6 +22,9 @@ from headwater.rewards.verifiers.number import number
 
 _BUILDERS: Mapping[str, Callable[..., Source]] = {
     "exact": exact,
+    "judge": judge,
+    "judge_listwise": judge_listwise,
+    "judge_pairwise": judge_pairwise,
     "number": number,
     "reward_model": reward_model,
 }

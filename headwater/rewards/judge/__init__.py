@@ -1,0 +1,1 @@
+"""Language models as judges: who is asked, what they are shown, and what counts as a verdict."""
