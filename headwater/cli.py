@@ -15,6 +15,7 @@ from rich.table import Table
 
 from headwater.audit_commands import audits
 from headwater.errors import ConfigError, HeadwaterError, UnknownName
+from headwater.reward_commands import SCORE_HELP, score
 from headwater.terminal import console, told_plainly
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(audits)
+app.command(name="score", help=SCORE_HELP)(score)
 RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="The recipe to run.")]
 Overrides = Annotated[
     list[str] | None,

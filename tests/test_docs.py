@@ -6,12 +6,14 @@ the root of the project. Commands with invented names belong in ```text blocks.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
@@ -26,6 +28,9 @@ from typer.testing import CliRunner
 from headwater.cli import app
 from headwater.config import Recipe, load_recipe
 from headwater.models.load import LoraConfig
+from headwater.rewards.registry import RewardConfig, build_source
+from headwater.rewards.source import judge
+from headwater.types import Group, Span, Task, Trajectory
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -77,7 +82,7 @@ def test_commands_are_found_in_bash_blocks_only() -> None:
 
 def test_pages_show_every_command() -> None:
     shown = {shlex.split(command)[0] for command in PROMISED}
-    assert shown >= {"train", "evaluate", "chat", "show", "doctor"}
+    assert shown >= {"train", "evaluate", "chat", "show", "doctor", "score", "audit"}
 
 
 @pytest.mark.parametrize("command", PROMISED)
@@ -183,6 +188,46 @@ def test_python_in_pages_compiles() -> None:
     assert blocks
     for name, body in blocks:
         compile(body, name, "exec")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The bodies of a page's blocks in a language."""
+    found = BLOCK.finditer((ROOT / "docs" / page).read_text(encoding="utf-8"))
+    return [block["body"] for block in found if block["language"] == language]
+
+
+@pytest.mark.parametrize("page", ["extending.md", "rooms/rewards.md"])
+def test_rewards_in_pages_are_ones_that_a_recipe_may_have(page: str) -> None:
+    sections = [tomllib.loads(body)["rewards"] for body in blocks(page, "toml") if "[[rewards]]" in body]
+    assert sections
+    for section in (section for found in sections for section in found):
+        RewardConfig.model_validate(section)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "rewards"),
+    [
+        ("brief_and_right", {}, [1.0, 0.5, 0.0]),
+        ("shortest", {"pause_s": 0.001}, [0.0, 0.0, 1.0]),
+        ("Listed", {"file": "known.txt"}, [0.0, 0.0, 1.0]),
+    ],
+)
+def test_rewards_of_the_page_on_extending_run(
+    name: str, settings: dict[str, object], rewards: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (body,) = (body for body in blocks("extending.md", "python") if re.search(rf"(def|class) {name}\b", body))
+    (tmp_path / f"page_{name}.py").write_text(body)
+    (tmp_path / "known.txt").write_text("no\nyes\n")
+    monkeypatch.chdir(tmp_path)
+    texts = ["It is 4.", "It is 4, " + "as I said, " * 20, "no"]
+    spans = [Span(author="policy", tokens=(1,), text=text) for text in texts]
+    asked = Group(
+        task=Task(id="t", prompt="2+2?", answer="4"),
+        trajectories=tuple(Trajectory(task_id="t", spans=(span,)) for span in spans),
+    )
+    source = build_source(RewardConfig(name=f"page_{name}:{name}", settings=settings))
+    (judged,) = asyncio.run(judge([asked], [(source, 1.0)]))
+    assert [trajectory.reward for trajectory in judged.trajectories] == rewards
 
 
 def project_files() -> list[Path]:

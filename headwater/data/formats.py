@@ -35,9 +35,9 @@ class Row:
 # --- reading ---------------------------------------------------------------------------------------
 
 
-def find(name: str) -> Path:
+def find(name: str, setting: str = "tasks.source") -> Path:
     """The existing file that `name` stands for: `~` and variables are expanded, and a relative path
-    is looked for in the current folder, then in `$HEADWATER_DATA`."""
+    is looked for in the current folder, then in `$HEADWATER_DATA`. `setting` is what an error says to check."""
     expanded = Path(os.path.expandvars(name)).expanduser()
     folders = [Path.cwd()]
     if os.environ.get("HEADWATER_DATA"):
@@ -49,7 +49,7 @@ def find(name: str) -> Path:
             return place
     unset = " The variable $HEADWATER_DATA is not set." if "HEADWATER_DATA" not in os.environ else ""
     looked = ", ".join(f"'{place}'" for place in places)
-    raise DataError(f"There is no data file '{name}'; looked for {looked}.{unset} Check tasks.source.")
+    raise DataError(f"There is no data file '{name}'; looked for {looked}.{unset} Check {setting}.")
 
 
 def read_file(path: Path) -> Iterator[Row]:

@@ -108,7 +108,7 @@ def load_tasks(config: TasksConfig) -> list[Task]:
     tasks: list[Task] = []
     places: dict[str, str] = {}
     for row in islice(_rows(config), config.offset, end):
-        task = _task(row, config)
+        task = as_task(row, config)
         if task.id in places:
             raise DataError(f"{row.where}: the id '{task.id}' was already used at {places[task.id]}.")
         places[task.id] = row.where
@@ -134,7 +134,9 @@ def _rows(config: TasksConfig) -> Iterator[Row]:
     return read_file(find(config.source))
 
 
-def _task(row: Row, config: TasksConfig) -> Task:
+def as_task(row: Row, config: TasksConfig) -> Task:
+    """The task that a row holds. Fields that have no place in a Task are its `meta`, under their own names.
+    Raises DataError, with the row's place, for one that cannot be a task."""
     used = {"id", "messages", "prompt", "chosen", config.answer, config.completion, config.rejected, config.label}
     used |= {config.steps, config.first_error, "labels"}
     pair = preference(row, config.rejected)

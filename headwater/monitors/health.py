@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headwater.types import Group, Trajectory, Update
+from headwater.types import Group, Signal, Trajectory, Update
+
+NO_SOURCE = frozenset({"sum", "shape"})
+"""Who makes a reward of what the sources said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +21,8 @@ class Alarm:
 
 def statistics(groups: Sequence[Group]) -> dict[str, float]:
     """What a step's groups look like: mean reward and its spread over groups; fractions of flat
-    groups, truncated answers and answers no source could judge; mean answer length in tokens."""
+    groups, truncated answers and answers no source could judge; mean answer length in tokens. Of each
+    source, by name: its mean reward, `reward/NAME`, and the fraction that it could not judge, `unjudged/NAME`."""
     trajectories = [t for group in groups for t in group.trajectories if t.agent != "greedy"]
     rewards = [t.reward for t in trajectories if t.reward is not None]
     count = len(trajectories)
@@ -30,6 +34,22 @@ def statistics(groups: Sequence[Group]) -> dict[str, float]:
     if rewards:
         flat = [g for g in groups if _flat(g)]
         found |= {"reward": sum(rewards) / len(rewards), "flat_groups": len(flat) / len(groups)}
+    return found | _components(trajectories)
+
+
+def _components(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """What each source said. The reward of one that is alone is called "reward"; of several, each goes by its
+    source's name, and the sum's source is "sum"."""
+    said: dict[str, list[Signal]] = {}
+    for signal in (signal for trajectory in trajectories for signal in trajectory.signals):
+        if signal.level == "episode" and signal.name in (signal.source, "reward") and signal.source not in NO_SOURCE:
+            said.setdefault(signal.source, []).append(signal)
+    found: dict[str, float] = {}
+    for name, signals in said.items():
+        values = [signal.values[0] for signal in signals if signal.status == "ok"]
+        if values:
+            found[f"reward/{name}"] = sum(values) / len(values)
+        found[f"unjudged/{name}"] = 1 - len(values) / len(signals)
     return found
 
 

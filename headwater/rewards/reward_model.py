@@ -31,7 +31,8 @@ class RewardModel:
     mean: float = 0.0
     std: float = 1.0
     offers: frozenset[str] = frozenset({"reward"})
-    needs: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset({"prompt"})
+    compares: bool = False
 
     async def __call__(self, group: Group) -> tuple[Signal, ...]:
         read = [i for i, trajectory in enumerate(group.trajectories) if trajectory.stop != "error"]

@@ -17,7 +17,7 @@ from headwater.types import Group, Signal, Status, Task, Trajectory
 Verdict = Callable[[str, Task], float | bool | None]
 """What a policy wrote in its last turn, and the task, to a reward; None for "not for me to judge"."""
 
-_BREAKS = (
+BREAKS = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -27,6 +27,7 @@ _BREAKS = (
     TypeError,
     ValueError,
 )
+"""What a source may run into that is its failure, and not the run's."""
 
 
 @runtime_checkable
@@ -34,7 +35,8 @@ class Source(Protocol):
     """Anything that can say something about a group.
 
     Called with a group it gives one signal for each trajectory, in their order. `offers` names the
-    signals that it gives; `needs` what a task must have for it, such as "answer".
+    signals that it gives; `needs` what a task must have for it, such as "answer". One that judges each
+    trajectory by itself may say so with an attribute `compares = False`: see `compares`.
     """
 
     @property
@@ -58,22 +60,23 @@ class Verifier:
     verdict: Verdict
     needs: frozenset[str] = frozenset()
     offers: frozenset[str] = frozenset({"reward"})
+    compares: bool = False
 
     async def __call__(self, group: Group) -> tuple[Signal, ...]:
         return tuple(self._signal(group.task, trajectory) for trajectory in group.trajectories)
 
     def _signal(self, task: Task, trajectory: Trajectory) -> Signal:
         if trajectory.stop == "error":
-            return _without(self.name, "failed", "the episode ended in an error")
+            return without(self.name, "failed", "the episode ended in an error")
         try:
             found = self.verdict(trajectory.text, task)
             if found is None:
-                return _without(self.name, "abstained", "")
+                return without(self.name, "abstained", "")
             if not isinstance(found, Real):
-                return _without(self.name, "failed", f"gave a {type(found).__name__}, wanted a number")
-            return _finite(Signal(source=self.name, name="reward", values=(float(found),)))
-        except _BREAKS as error:
-            return _without(self.name, "failed", f"{type(error).__name__}: {error}")
+                return without(self.name, "failed", f"gave a {type(found).__name__}, wanted a number")
+            return finite(Signal(source=self.name, name="reward", values=(float(found),)))
+        except BREAKS as error:
+            return without(self.name, "failed", f"{type(error).__name__}: {error}")
 
 
 @overload
@@ -176,16 +179,23 @@ def _checked(signal: Signal, source: Source) -> Signal:
             f"The source '{source.name}' gave a signal 'reward' of level {signal.level} with "
             f"{len(signal.values)} values; a reward is one value for the episode. Name it otherwise."
         )
-    return _finite(signal)
+    return finite(signal)
 
 
-def _finite(signal: Signal) -> Signal:
+def compares(source: Source) -> bool:
+    """Whether what a source says of a trajectory may depend on its siblings: so unless it says otherwise."""
+    return bool(getattr(source, "compares", True))
+
+
+def finite(signal: Signal) -> Signal:
+    """The signal, or a failed one where a value is NaN or infinite."""
     if all(map(math.isfinite, signal.values)):
         return signal
-    return _without(signal.source, "failed", f"gave {signal.values[0]}, wanted a finite number")
+    return without(signal.source, "failed", f"gave {signal.values[0]}, wanted a finite number")
 
 
-def _without(source: str, status: Status, note: str) -> Signal:
+def without(source: str, status: Status, note: str) -> Signal:
+    """A reward that was not given, and why."""
     return Signal(source=source, name="reward", status=status, note=note)
 
 
@@ -206,8 +216,8 @@ def _combine(said: Sequence[Signal], weights: Sequence[float]) -> Signal:
         found = [part for part, _ in parts if part.status == status]
         if found:
             note = "; ".join(f"{part.source}: {part.note}" if part.note else part.source for part in found)
-            return _without("sum", status, note)
+            return without("sum", status, note)
     if not parts:
-        return _without("sum", "abstained", "no source gave a reward")
+        return without("sum", "abstained", "no source gave a reward")
     total = math.fsum(part.values[0] * weight for part, weight in parts)
-    return _finite(Signal(source="sum", name="reward", values=(total,)))
+    return finite(Signal(source="sum", name="reward", values=(total,)))

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
 
 from headwater.monitors.health import alarms, statistics
+from headwater.rewards.source import judge, verifier
 from headwater.types import Group, Signal, Span, Task, Trajectory, Update
 
 
@@ -41,7 +43,36 @@ def test_statistics_by_hand():
         "answer_tokens": 4.0,
         "reward": 0.5,  # of the three that were judged
         "flat_groups": 0.5,  # one judged sibling has no one to be compared with
+        "reward/s": 0.5,
+        "unjudged/s": 0.25,
     }
+
+
+def test_each_source_has_its_own_mean_and_its_own_share_of_unjudged():
+    @verifier
+    def length(text: str, task: Task) -> float:
+        return len(text)
+
+    @verifier
+    def picky(text: str, task: Task) -> float | None:
+        return None if len(text) < 2 else 0.5
+
+    def wrote(text: str) -> Trajectory:
+        return Trajectory(task_id="t", spans=(Span(author="policy", tokens=(1,), text=text),))
+
+    asked = _group(wrote("a"), wrote("abc"))
+    seen = statistics(asyncio.run(judge([asked], [(length, 1.0), (picky, 2.0)])))
+    # a failed part fails the sum: of the reward only 3 + 2 * 0.5 is known
+    assert {key: value for key, value in seen.items() if "reward" in key or "unjudged" in key} == {
+        "reward": 4.0,
+        "unjudged": 0.5,
+        "reward/length": 2.0,
+        "unjudged/length": 0.0,
+        "reward/picky": 0.5,
+        "unjudged/picky": 0.5,
+    }
+    alone = statistics(asyncio.run(judge([asked], [(length, 1.0)])))
+    assert alone["reward/length"] == alone["reward"] == 2.0
 
 
 def test_a_healthy_step_raises_nothing():

@@ -8,7 +8,7 @@ from headwater.errors import ConfigError, UnknownName
 from headwater.rewards.registry import RewardConfig, build_source, known_rewards
 from headwater.types import Group, Span, Task, Trajectory
 
-NEEDS_A_MODEL = {"reward_model", "judge", "judge_pairwise", "judge_listwise"}
+NEEDS_SETTINGS = {"reward_model", "judge", "judge_pairwise", "judge_listwise", "implicit", "ensemble"}
 OWN = """
 from headwater.rewards.source import verifier
 from headwater.types import Signal
@@ -22,6 +22,10 @@ def ready(text, task):
 
 async def late(text, task):
     return 1.0
+
+async def ranked(group, *, scale=1):
+    lengths = [len(t.text) for t in group.trajectories]
+    return [scale * sum(other < own for other in lengths) for own in lengths]
 
 class Judge:
     offers = frozenset({"reward"})
@@ -57,7 +61,7 @@ def reward(name: str, text: str = "4", **settings: object) -> float:
     return signal.values[0]
 
 
-@pytest.mark.parametrize("name", sorted(set(known_rewards()) - NEEDS_A_MODEL))
+@pytest.mark.parametrize("name", sorted(set(known_rewards()) - NEEDS_SETTINGS))
 def test_every_known_reward_can_be_built_and_is_described(name: str):
     assert reward(name) == 1.0
     assert build_source(RewardConfig(name=name)).name == name
@@ -104,6 +108,13 @@ def test_own_function(own: str):
 def test_own_function_with_an_unknown_setting(own: str):
     with pytest.raises(UnknownName, match="Did you mean 'target'"):
         reward(f"{own}:brevity", targte=3)
+
+
+def test_own_async_function(own: str):
+    assert reward(f"{own}:ranked") == 0.0
+    assert build_source(RewardConfig(name=f"{own}:ranked")).name == "ranked"
+    with pytest.raises(UnknownName, match="Did you mean 'scale'"):
+        reward(f"{own}:ranked", scle=3)
 
 
 def test_own_ready_source(own: str):

@@ -34,6 +34,7 @@ class Pointwise:
     referenced: bool = False
     offers: frozenset[str] = frozenset({"reward"})
     needs: frozenset[str] = frozenset()
+    compares: bool = False
 
     async def __call__(self, group: Group) -> tuple[Signal, ...]:
         return tuple(await asyncio.gather(*(self._signal(group.task, one) for one in group.trajectories)))
