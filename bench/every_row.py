@@ -94,6 +94,11 @@ def recipe(name: str, folder: Path, reward_model: Path | None) -> dict[str, Any]
         content["rewards"] = [{"name": "every_row:curious"}]
     if "step_reward" in needs:
         content["rewards"] = [{"name": "every_row:Steps"}]
+        content["algorithm"]["aggregate"] = "mean"
+    if name == "rft":
+        content["algorithm"]["threshold"] = 0.3
+    if name == "reverse_kl_policy" and reward_model is not None:
+        content["reference"] = {"name": str(reward_model / "model")}  # a teacher that is the student teaches nothing
     if name == "ppo":
         content["critic"] = {"trunk": "own"}
         content["algorithm"]["kl_reward"] = 0.01
