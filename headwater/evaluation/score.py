@@ -57,9 +57,10 @@ class Scored:
 def read_answers(name: str, needs: frozenset[str] = frozenset(), ours: Sequence[str] = ()) -> list[Answer]:
     """Every row of a .jsonl file, checked before anything is scored.
 
-    A row needs a text `response`, and what `needs` names: "prompt", "answer", or a field that a source
-    finds in the task's meta, such as "tests". All other fields go there, too, but for `ours`, which are not
-    the task's. Raises DataError, with the line, for the first row that is not so.
+    A row needs a text `response`, and what `needs` names of a task, such as "prompt" or "answer". All other fields go
+    into the task's meta, but for `ours`, which are not the task's; what a source needs of those, such as tests, may
+    have several forms, so that only the source itself can miss them. Raises DataError, with the line, for the first
+    row that is not so.
     """
     path = find(name, "FILE.jsonl")
     if path.suffix != ".jsonl":
@@ -82,16 +83,10 @@ def _answer(row: Row, config: TasksConfig, needs: frozenset[str], ours: Sequence
     fields = {key: value for key, value in row.fields.items() if key not in ours}
     task = as_task(replace(row, fields=fields if asked else {**fields, "prompt": "-"}), config)
     task = task if asked else replace(task, prompt="")
-    for need in sorted(needs):
-        if not _has(task, need):
+    for need in sorted(needs & set(Task.__dataclass_fields__)):
+        if getattr(task, need) in (None, "", ()):
             raise DataError(f"{row.where}: no '{need}', which this reward needs. The row has: {', '.join(row.fields)}.")
     return Answer(where=row.where, fields=row.fields, task=task, response=response)
-
-
-def _has(task: Task, need: str) -> bool:
-    if need in Task.__dataclass_fields__:
-        return getattr(task, need) not in (None, "", ())
-    return task.meta.get(need) is not None
 
 
 # --- scores out ------------------------------------------------------------------------------------

@@ -126,12 +126,13 @@ def test_a_bad_row_is_an_error_with_its_line_before_anything_is_scored(here: Pat
     assert not (here / "out.jsonl").exists()
 
 
-def test_what_the_source_needs_may_be_a_field_of_its_own(here: Path):
-    write(here, [{"prompt": "?", "response": "{}"}])
-    said = run("in.jsonl", "--reward", "rewards_of_score:Fussy", code=2).stderr
-    assert "no 'schema', which this reward needs. The row has: prompt, response." in said
+def test_what_the_source_needs_of_the_task_is_asked_for_and_of_meta_is_its_own_affair(here: Path):
     write(here, [{"schema": {}, "response": "{}"}])
-    assert "no 'prompt'" in run("in.jsonl", "--reward", "rewards_of_score:Fussy", code=2).stderr
+    assert (
+        "no 'prompt', which this reward needs" in run("in.jsonl", "--reward", "rewards_of_score:Fussy", code=2).stderr
+    )
+    write(here, [{"prompt": "?", "response": "{}"}])  # a schema may be there in another form
+    assert "ValueError: seen" in run("in.jsonl", "--reward", "rewards_of_score:Fussy", code=1).stderr
 
 
 def test_a_source_that_breaks_is_a_state_of_each_row_and_the_exit_says_so(here: Path):

@@ -231,3 +231,29 @@ def test_before_and_after(tmp_path):
     assert [row["step"] for row in folder.metrics() if "held_out" in row] == [0, 6, 12]
     assert folder.plot.read_bytes()[:4] == b"\x89PNG"
     assert (folder.model / "table.safetensors").is_file()
+
+
+def half_said(text, task):
+    """Abstains on what is short."""
+    return None if len(text) < 2 else 0.5
+
+
+def test_a_run_with_composed_rewards_logs_each_and_learns(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shaped = {
+        "name": f"{__name__}:even_digits",
+        "cache": str(tmp_path / "kept"),
+        "clip": [0.0, 1.0],
+        "penalties": [{"kind": "length", "free": 3, "most": 6, "weight": 0.25}],
+        "gate": {"name": f"{__name__}:even_digits", "at_least": 0.1, "otherwise": -0.5},
+    }
+    rewards = [shaped, {"name": f"{__name__}:half_said", "weight": 0.0}]
+    folder, _ = _train(_recipe(tmp_path, rewards=rewards))
+    rows = [row for row in folder.metrics() if row["step"]]
+    assert rows[-1]["reward"] > rows[0]["reward"] + 0.1
+    for row in rows:
+        assert row["reward/even_digits"] == pytest.approx(row["reward"])
+        assert row["unjudged"] == row["unjudged/even_digits"] == 0.0
+        assert row.get("reward/half_said", 0.5) == 0.5
+    assert any(row["unjudged/half_said"] > 0 for row in rows)
+    assert list((tmp_path / "kept").rglob("*.json"))
