@@ -16,10 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, validate_cal
 from headwater.errors import ConfigError, UnknownName
 from headwater.rewards.reward_model import reward_model
 from headwater.rewards.source import Source, Verifier
+from headwater.rewards.verifiers.code import code
 from headwater.rewards.verifiers.exact import exact
 from headwater.rewards.verifiers.number import number
 
 _BUILDERS: Mapping[str, Callable[..., Source]] = {
+    "code": code,
     "exact": exact,
     "number": number,
     "reward_model": reward_model,

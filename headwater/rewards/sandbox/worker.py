@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import os
 import socket
 import struct
@@ -66,13 +68,32 @@ class Worker:
             async with asyncio.timeout(BOOT_SECONDS):
                 kind, _ = await self.receive()
         except (Lost, TimeoutError) as error:
-            self.kill()
             words = self._last_words() or f"it was not ready in {BOOT_SECONDS:g} seconds"
+            self.kill()
             raise WorldError(f"The sandbox did not start: {words}.") from error
         if kind != b"R":
             self.kill()
             raise WorldError(f"The sandbox did not start: it began with {kind!r}.")
         self._is_ready = True
+
+    def try_out(self, source: str) -> bytes:
+        """What a program prints, waited for without an event loop: for trying whether anything works here."""
+        self.link.settimeout(BOOT_SECONDS)
+        try:
+            if self.link.recv(_HEADER.size, socket.MSG_WAITALL)[:1] != b"R":
+                raise WorldError(self._last_words() or "it ended at once")
+            self._is_ready = True
+            job = json.dumps({"role": "script", "source": source}).encode()
+            self.link.sendall(_HEADER.pack(b"S", len(job)) + job)
+            head = self.link.recv(_HEADER.size, socket.MSG_WAITALL)
+            if len(head) < _HEADER.size:
+                raise Lost("the sandbox ended")
+            report = json.loads(self.link.recv(_HEADER.unpack(head)[1], socket.MSG_WAITALL))
+            if report["code"]:
+                raise Lost(base64.b64decode(report["err"]).decode(errors="replace")[-500:])
+            return base64.b64decode(report["out"])
+        except OSError as error:
+            raise Lost(str(error)) from error
 
     async def send(self, kind: bytes, payload: bytes) -> None:
         """Sends one message. Raises Lost where it is gone."""
@@ -105,23 +126,24 @@ class Worker:
         """Ends it and all that runs in it, at once."""
         with suppress(OSError):
             self.link.close()
-        with suppress(OSError):
-            if self.isolation.bwrap is None:
-                os.killpg(self.process.pid, 9)
+        if self.isolation.bwrap is None:  # nothing but the supervisor knows the program, and it ends both
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=2)
         with suppress(OSError):
             self.process.kill()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=5)
-        if self.process.stderr is not None and self.process.poll() is not None and self._is_ready:
+        if self.process.stderr is not None:
             self.process.stderr.close()
 
     def _last_words(self) -> str:
         """What bubblewrap or the interpreter said before it ended."""
         stderr = self.process.stderr
         assert stderr is not None
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=1)
         os.set_blocking(stderr.fileno(), False)
         said = stderr.read() or b""
-        stderr.close()
         return " ".join(said.decode(errors="replace").split())[-500:].rstrip(".")
 
 
