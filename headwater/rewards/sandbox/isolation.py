@@ -84,7 +84,8 @@ class Isolation:
         options += ["--perms", "0755", "--dir", _INSIDE]
         for name in _FILES:
             options += ["--ro-bind", str(_HERE / name), f"{_INSIDE}/{name}"]
-        options += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--clearenv"]
+        # Root's files in /proc/sys are root's to write even without a capability, so /proc is read-only.
+        options += ["--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--clearenv"]
         for name, value in _ENVIRONMENT.items():
             options += ["--setenv", name, value]
         if seccomp is not None:

@@ -31,7 +31,7 @@ def last_block(text: str) -> tuple[str | None, bool]:
     opened, content = "", []
     last: str | None = None
     fenced = False
-    for line in text.splitlines():
+    for line in text.replace("\r\n", "\n").split("\n"):
         fence = _FENCE.match(line)
         marks = fence["marks"] if fence else ""
         if not opened:
