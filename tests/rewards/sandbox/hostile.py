@@ -170,13 +170,10 @@ def writable(path):
         return False
     return True
 
-def everything():
-    """Every path but those of devices, its own folders, and what takes long to walk."""
-    for folder, inner, names in os.walk('/'):
-        inner[:] = [n for n in inner if os.path.join(folder, n) not in ('/tmp', '/dev/shm', '/dev/pts', '/usr/share')]
-        yield folder
-        devices = ('null', 'zero', 'full', 'random', 'urandom', 'tty', 'ptmx', 'console')
-        yield from (os.path.join(folder, n) for n in names if folder != '/dev' or n not in devices)
+def writable_mounts():
+    own = {'/tmp', '/dev/shm', '/dev/pts', '/dev/null', '/dev/zero', '/dev/full', '/dev/random', '/dev/urandom', '/dev/tty'}
+    rows = [line.split() for line in open('/proc/mounts')]
+    return [row[1] for row in rows if not row[3].startswith('ro,') and row[1] not in own]
 """
 
 # Each defines `attempt`, which is True where it got what it wanted; none writes what would do harm. PORT and FOLDER are of the machine outside.
@@ -212,7 +209,7 @@ ESCAPES = {
         "sets how memory is given": "os.open('/proc/sys/vm/overcommit_memory', os.O_WRONLY)",
         "sets its network": "os.open('/proc/sys/net/ipv4/ip_forward', os.O_WRONLY)",
         "sets anything of the kernel's": "assert [os.path.join(f, n) for f, _, ns in os.walk('/proc/sys') for n in ns if writable(os.path.join(f, n))]",
-        "writes anywhere else": "assert [p for p in everything() if os.access(p, os.W_OK)]",
+        "writes anywhere else": "assert writable_mounts()",
         "sets anything of its own": "assert [n for n in ('mem', 'oom_score_adj', 'clear_refs') if writable('/proc/self/' + n)]",
         "sets interrupts": "os.open('/proc/irq/default_smp_affinity', os.O_WRONLY)",
         "sets the host's name": "socket.sethostname('x')",
