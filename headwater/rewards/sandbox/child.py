@@ -11,14 +11,13 @@ start (JSON), C something for it. To the parent: R ready, V something from it, E
 
 from __future__ import annotations
 
-import base64
+import binascii
 import contextlib
 import errno
 import json
 import os
 import resource
 import select
-import shutil
 import signal
 import socket
 import struct
@@ -81,7 +80,7 @@ class Run:
 
     def __init__(self, link: socket.socket, job: dict[str, Any], settings: dict[str, Any]) -> None:
         self.link, self.job, self.settings = link, job, settings
-        self.to_feed = base64.b64decode(job.pop("stdin", ""))
+        self.to_feed = binascii.a2b_base64(job.pop("stdin", ""))
         self.kept = {"out": bytearray(), "err": bytearray()}
         self.printed = {"out": 0, "err": 0}
         self.from_program = bytearray()
@@ -284,8 +283,8 @@ class Run:
         report = {
             "code": code,
             "reason": self.reason,
-            "out": base64.b64encode(self.kept["out"]).decode(),
-            "err": base64.b64encode(self.kept["err"][-10_000:]).decode(),
+            "out": binascii.b2a_base64(self.kept["out"], newline=False).decode(),
+            "err": binascii.b2a_base64(self.kept["err"][-10_000:], newline=False).decode(),
             "truncated": self.printed["out"] > len(self.kept["out"]),
         }
         send(self.link, b"E", json.dumps(report).encode())
@@ -343,6 +342,8 @@ def sweep(folder: str) -> None:
     """Removes what an earlier test of the same program left behind."""
     for entry in os.scandir(folder):
         if entry.is_dir(follow_symlinks=False):
+            import shutil
+
             shutil.rmtree(entry.path, ignore_errors=True)
         else:
             with contextlib.suppress(OSError):

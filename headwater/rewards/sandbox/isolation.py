@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import math
 import os
+import py_compile
 import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -21,7 +24,7 @@ ACCEPTED = "none, and I accept that programs written by the model run as me"
 """The words without which nothing is run unprotected."""
 
 _HERE = Path(__file__).parent
-_FILES = ("child.py", "plain.py", "roles.py")
+_FILES = ("child", "plain", "roles")
 _INSIDE = "/headwater"
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -61,8 +64,8 @@ class Isolation:
         inner = (python(), *_PYTHON)
         tail = (str(link), json.dumps(settings))
         if self.bwrap is None:
-            return [*inner, str(_HERE / "child.py"), *tail]
-        return [self.bwrap, *self._options(limits, seccomp), *inner, f"{_INSIDE}/child.py", *tail]
+            return [*inner, f"{compiled()}/child.pyc", *tail]
+        return [self.bwrap, *self._options(limits, seccomp), *inner, f"{_INSIDE}/child.pyc", *tail]
 
     def environment(self) -> dict[str, str]:
         """The whole environment of a worker."""
@@ -83,7 +86,7 @@ class Isolation:
             options += ["--perms", "1777", "--size", str(limits.file * MIB), "--tmpfs", folder]
         options += ["--perms", "0755", "--dir", _INSIDE]
         for name in _FILES:
-            options += ["--ro-bind", str(_HERE / name), f"{_INSIDE}/{name}"]
+            options += ["--ro-bind", f"{compiled()}/{name}.pyc", f"{_INSIDE}/{name}.pyc"]
         # Root's files in /proc/sys are root's to write even without a capability, so /proc is read-only.
         options += ["--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--clearenv"]
         for name, value in _ENVIRONMENT.items():
@@ -96,6 +99,23 @@ class Isolation:
 def python() -> str:
     """The interpreter that programs run in: the one that this one's virtual environment was made from."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+@functools.cache
+def compiled() -> str:
+    """A folder with what runs in the sandbox, compiled once and not in each worker. It goes with this process."""
+    folder, maker = tempfile.mkdtemp(prefix="headwater-sandbox-"), os.getpid()
+    for name in _FILES:
+        path = os.path.join(folder, f"{name}.pyc")
+        py_compile.compile(str(_HERE / f"{name}.py"), cfile=path, dfile=f"{name}.py", doraise=True)
+        os.chmod(path, 0o644)  # whatever the umask: it is read by the program's own user
+
+    @atexit.register
+    def remove() -> None:
+        if os.getpid() == maker:  # and no fork of it
+            shutil.rmtree(folder, ignore_errors=True)
+
+    return folder
 
 
 def find_bwrap() -> str | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import builtins
 import json
 import os
-import random
 import struct
 import sys
 import types
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 def act(job: dict[str, Any], rpc: socket.socket, settings: dict[str, Any]) -> None:
     """Plays the role that the job names, and then ends the process."""
-    import site  # only for exit(), quit() and help(), which programs expect
+    import site  # for exit(), quit() and help(), which programs expect
 
     site.setquit()
     site.sethelper()
@@ -174,6 +173,8 @@ def examine(job: dict[str, Any], channel: Channel) -> None:
 
 
 def _examine(job: dict[str, Any], channel: Channel) -> tuple[str, str]:
+    import random
+
     random.seed(job["seed"])
     namespace = module("examination").__dict__
     try:

@@ -203,7 +203,7 @@ ESCAPES = {
         "writes to /usr": "open('/usr/x', 'w')",
         "writes to /dev": "open('/dev/x', 'w')",
         "writes beside its interpreter": "import sys; open(sys.prefix + '/x', 'w')",
-        "writes over the supervisor's code": "open('/headwater/child.py', 'a')",
+        "writes over the supervisor's code": "open('/headwater/child.pyc', 'a')",
         "writes over the interpreter": "import sys; open(os.path.realpath(sys.executable), 'ab')",
         "sets the kernel": "os.open('/proc/sys/kernel/core_pattern', os.O_WRONLY)",
         "sets how memory is given": "os.open('/proc/sys/vm/overcommit_memory', os.O_WRONLY)",
