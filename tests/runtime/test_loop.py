@@ -118,6 +118,17 @@ def test_stopped_anywhere_and_resumed_it_reaches_the_same_weights(tmp_path, mode
     assert steps == list(range(1, 13)), "every step is logged once"
 
 
+def _is_writing(checkpoints):
+    """Whether a checkpoint has begun. It may be made whole, and so renamed, at any moment while this looks."""
+    for folder in os.listdir(checkpoints):
+        if folder.endswith(".partial"):
+            try:
+                return bool(os.listdir(checkpoints / folder))
+            except FileNotFoundError:
+                return False
+    return False
+
+
 def test_killed_while_a_checkpoint_is_written_it_resumes_to_the_same_weights(tmp_path):
     """kill -9 in the middle of a write, in another process, at an instant of no one's choosing."""
     settings = {"run": {"checkpoint_every": 1, "steps": 40}, "model": {"name": "fake:llama"}, "optimizer": {"lr": 1e-3}}
@@ -135,14 +146,17 @@ def test_killed_while_a_checkpoint_is_written_it_resumes_to_the_same_weights(tmp
         train(recipe, RunFolder.create(recipe.run.path, recipe))
         """
     )
-    process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "recipe.json")], start_new_session=True)
     folder, deadline = recipe.run.path / "checkpoints", time.monotonic() + 120
-    while len(complete(folder)) < 2 and time.monotonic() < deadline:
-        time.sleep(0.005)
-    while not list(folder.glob("*.partial/*")) and process.poll() is None and time.monotonic() < deadline:
-        pass
-    os.killpg(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL, "it was killed before its end"
+    command = [sys.executable, "-c", program, str(tmp_path / "recipe.json")]
+    with subprocess.Popen(command, start_new_session=True) as process:
+        try:
+            while len(complete(folder)) < 2 and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.005)
+            while not _is_writing(folder) and process.poll() is None and time.monotonic() < deadline:
+                pass
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL, "it was killed before its end"
     resumed, _ = _train(recipe, resume=True)
     _same(_weights(straight), _weights(resumed))
 
