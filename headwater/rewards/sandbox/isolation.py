@@ -41,18 +41,20 @@ _uids = count()
 @dataclass(frozen=True, slots=True)
 class Isolation:
     """A way to start a worker. `bwrap` is the path of bubblewrap, or None for no isolation at all.
-    Run by root it needs no user namespace, and each program gets a user id of its own; run by anybody
-    else, it makes a user namespace."""
+    `as_root` has root start it: it needs no user namespace, and each program gets a user id of its own that
+    nobody else has. Else it makes a user namespace in which a program is nobody; `dropped` has root start
+    that as nobody too, so that outside of the namespace the program is never root either."""
 
     bwrap: str | None
     as_root: bool = False
+    dropped: bool = False
 
     def command(self, link: int, limits: Limits, seccomp: int | None) -> list[str]:
         """The command line of a worker that speaks over the socket of descriptor `link`; `seccomp` is
         a descriptor from which the filter of system calls can be read."""
         settings = {
             "isolated": self.bwrap is not None,
-            "uid": _FIRST_UID + (os.getpid() * 1000 + next(_uids)) % 100_000_000 if self.as_root else 0,
+            "uid": fresh_uid() if self.as_root else 0,
             "memory": limits.memory * MIB,
             "processes": limits.processes,
             "nproc_binds": self.bwrap is not None and _counts_by_namespace(),
@@ -96,6 +98,11 @@ class Isolation:
         return options
 
 
+def fresh_uid() -> int:
+    """A user id that no one on the machine has, and no other worker of this process."""
+    return _FIRST_UID + (os.getpid() * 1000 + next(_uids)) % 100_000_000
+
+
 def python() -> str:
     """The interpreter that programs run in: the one that this one's virtual environment was made from."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
@@ -105,6 +112,7 @@ def python() -> str:
 def compiled() -> str:
     """A folder with what runs in the sandbox, compiled once and not in each worker. It goes with this process."""
     folder, maker = tempfile.mkdtemp(prefix="headwater-sandbox-"), os.getpid()
+    os.chmod(folder, 0o755)  # noqa: S103  there is nothing secret in it, and bubblewrap may be another user
     for name in _FILES:
         path = os.path.join(folder, f"{name}.pyc")
         py_compile.compile(str(_HERE / f"{name}.py"), cfile=path, dfile=f"{name}.py", doraise=True)
@@ -134,7 +142,7 @@ def candidates() -> list[Isolation]:
     if bwrap is None:
         raise ConfigError(refusal("bubblewrap was not found"))
     if os.geteuid() == 0:
-        return [Isolation(bwrap, as_root=True), Isolation(bwrap)]
+        return [Isolation(bwrap, as_root=True), Isolation(bwrap, dropped=True)]
     return [Isolation(bwrap)]
 
 

@@ -12,7 +12,7 @@ import subprocess
 from contextlib import suppress
 
 from headwater.errors import WorldError
-from headwater.rewards.sandbox.isolation import Isolation, filter_of_calls
+from headwater.rewards.sandbox.isolation import Isolation, filter_of_calls, fresh_uid
 from headwater.rewards.sandbox.limits import Limits
 
 BOOT_SECONDS = 20.0
@@ -37,6 +37,7 @@ class Worker:
         filters = _readable_filter() if isolation.bwrap else None
         try:
             command = isolation.command(far.fileno(), limits, filters)
+            uid = fresh_uid() if isolation.dropped else None
             passed = (far.fileno(),) if filters is None else (far.fileno(), filters)
             self.process = subprocess.Popen(
                 command,
@@ -46,8 +47,11 @@ class Worker:
                 pass_fds=passed,
                 env=isolation.environment(),
                 start_new_session=True,
+                user=uid,
+                group=uid,
+                extra_groups=None if uid is None else (),
             )
-        except OSError as error:
+        except (OSError, subprocess.SubprocessError) as error:
             self.link.close()
             raise WorldError(f"The sandbox cannot start a process: {error}.") from error
         finally:

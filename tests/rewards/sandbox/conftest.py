@@ -8,26 +8,51 @@ from pathlib import Path
 
 import pytest
 
-from headwater.errors import ConfigError
-from headwater.rewards.sandbox.isolation import candidates
+from headwater.errors import ConfigError, WorldError
+from headwater.rewards.sandbox.isolation import Isolation
+from headwater.rewards.sandbox.limits import Limits
 from headwater.rewards.sandbox.pool import working_isolation
+from headwater.rewards.sandbox.worker import Lost, Worker
 
 
 @pytest.fixture(scope="session", autouse=True)
 def isolated() -> None:
     try:
-        working_isolation()
+        best = working_isolation()
     except ConfigError as error:
         pytest.skip(f"no isolation on this machine: {error}")
+    check_walls(best)
 
 
 @pytest.fixture(scope="session", params=["best", "namespace"])
 def isolation(request: pytest.FixtureRequest, isolated: None):
-    """Each way to isolate: the one that is used here, and where that is root's, everybody's too."""
-    ways = [working_isolation(), *(way for way in candidates() if way != working_isolation())]
-    if request.param == "namespace" and len(ways) < 2:
+    """Each way to isolate: the one that is used here, and where that is root's, everybody's too. That is tested
+    at its weakest, where nobody in the namespace is root outside of it."""
+    best = working_isolation()
+    if request.param == "best":
+        return best
+    if not best.as_root:
         pytest.skip("there is one way to isolate here, and it was tested")
-    return ways[0] if request.param == "best" else ways[1]
+    namespace = Isolation(best.bwrap)
+    check_walls(namespace)
+    return namespace
+
+
+WALLS = "import os\nprint(os.getppid(), *(os.readlink(f'/proc/self/ns/{n}') for n in ('pid', 'net', 'mnt', 'ipc', 'uts')))"
+
+
+def check_walls(isolation: Isolation) -> None:
+    """Ends all tests where a program would be in the machine's own namespaces: hostile ones must not start then."""
+    worker = Worker(isolation, Limits())
+    try:
+        parent, *found = worker.try_out(WALLS).decode().split()
+    except (WorldError, Lost) as error:
+        pytest.skip(f"this way to isolate does not work here: {error}")
+    finally:
+        worker.kill()
+    ours = [os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "net", "mnt", "ipc", "uts")]
+    if parent != "1" or any(a == b for a, b in zip(found, ours, strict=True)):
+        pytest.exit(f"{isolation} does not isolate: hostile programs are not run", returncode=1)
 
 
 @dataclass(frozen=True)

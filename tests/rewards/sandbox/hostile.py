@@ -170,13 +170,19 @@ def writable(path):
         return False
     return True
 
+def allowed(name, *arguments):
+    # Refused only because its path leads nowhere? Then nothing was in the way; and nothing has happened.
+    import ctypes
+    return getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) == 0 or ctypes.get_errno() != 1
+
 def writable_mounts():
     own = {'/tmp', '/dev/shm', '/dev/pts', '/dev/null', '/dev/zero', '/dev/full', '/dev/random', '/dev/urandom', '/dev/tty'}
     rows = [line.split() for line in open('/proc/mounts')]
     return [row[1] for row in rows if not row[3].startswith('ro,') and row[1] not in own]
 """
 
-# Each defines `attempt`, which is True where it got what it wanted; none writes what would do harm. PORT and FOLDER are of the machine outside.
+# Each defines `attempt`, which is True where it got what it wanted. None does harm where it does: what belongs to the
+# kernel is opened and never written, calls that would change the machine have paths that lead nowhere. PORT and FOLDER are of the machine outside.
 ESCAPES = {
     name: f"import os, socket\n{_WRITABLE}\ndef attempt():\n    {body}\n    return True\n"
     for name, body in {
@@ -212,7 +218,7 @@ ESCAPES = {
         "writes anywhere else": "assert writable_mounts()",
         "sets anything of its own": "assert [n for n in ('mem', 'oom_score_adj', 'clear_refs') if writable('/proc/self/' + n)]",
         "sets interrupts": "os.open('/proc/irq/default_smp_affinity', os.O_WRONLY)",
-        "sets the host's name": "socket.sethostname('x')",
+        "sets the host's name": "socket.sethostname(socket.gethostname())",
         "asks for a reboot": "os.open('/proc/sysrq-trigger', os.O_WRONLY)",
         "becomes root": "os.setuid(0)",
         "becomes another": "os.setuid(1)",
@@ -227,9 +233,9 @@ ESCAPES = {
         "a higher priority": "os.setpriority(os.PRIO_PROCESS, 0, -10)",
         "unshares": "import ctypes; assert ctypes.CDLL(None).unshare(0x10000000) == 0",
         "clones into a namespace": "import ctypes; assert ctypes.CDLL(None).syscall(56, 0x10000011, 0, 0, 0, 0) >= 0",
-        "mounts": "import ctypes; assert ctypes.CDLL(None).mount(b'none', b'/tmp', b'tmpfs', 0, None) == 0",
-        "unmounts": "import ctypes; assert ctypes.CDLL(None).umount2(b'/tmp', 2) == 0",
-        "makes the root writable": "import ctypes; assert ctypes.CDLL(None).mount(b'none', b'/', None, 4128, None) == 0",
+        "mounts": "assert allowed('mount', b'none', b'/nowhere', b'tmpfs', 0, None)",
+        "unmounts": "assert allowed('umount2', b'/nowhere', 2)",
+        "makes the root writable": "import ctypes; assert ctypes.CDLL(None).mount(b'none', b'/headwater', None, 4128, None) == 0",
         "traces the supervisor": "import ctypes; assert ctypes.CDLL(None).ptrace(16, 1, 0, 0) == 0",
         "a file in memory": "os.memfd_create('x')",
         "System V memory": "import ctypes; assert ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600) >= 0",

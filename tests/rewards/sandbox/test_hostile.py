@@ -1,19 +1,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import runpy
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headwater.rewards.sandbox.isolation import Isolation
+from headwater.errors import WorldError
+from headwater.rewards.sandbox.isolation import Isolation, candidates, find_bwrap
 from headwater.rewards.sandbox.limits import Limits
 from headwater.rewards.sandbox.plain import encode
 from headwater.rewards.sandbox.pool import Sandbox
 from headwater.rewards.sandbox.programs import call, load
+from headwater.rewards.sandbox.worker import Worker
 from headwater.rewards.verifiers.code import Code
 from headwater.types import Group, Signal, Span, Task, Trajectory
 
@@ -94,6 +98,51 @@ def test_nothing_outside_can_be_reached(isolation: Isolation, outside: Any, name
     assert isinstance(reply, dict) and "raised" in reply, reply
     assert reply["raised"] not in {"NameError", "SyntaxError", "TypeError", "AttributeError"}, reply
     assert outside.untouched()
+
+
+STATE = """
+import json, os
+rows = dict(line.split(':', 1) for line in open('/proc/self/status').read().splitlines())
+mounts = [line.split() for line in open('/proc/mounts')]
+print(json.dumps({
+    'ids': {*os.getresuid(), *os.getresgid(), *os.getgroups()} & {0, *range(1, 60000)} == set(),
+    'capabilities': {int(rows[name], 16) for name in ('CapPrm', 'CapEff', 'CapAmb')} == {0},
+    'no new ones': rows['NoNewPrivs'].strip() == '1' and rows['Seccomp'].strip() == '2',
+    'proc': all(row[3].startswith('ro,') for row in mounts if row[1].startswith('/proc')),
+    'sysctl': not any(os.access(os.path.join(f, n), os.W_OK) for f, _, ns in os.walk('/proc/sys') for n in ns),
+    'no sys': not os.path.exists('/sys'),
+    'no set-uid': all('nosuid' in row[3] for row in mounts if row[2] not in ('tmpfs', 'devpts') or row[1] == '/tmp'),
+}))
+"""
+
+
+def test_a_program_is_nobody_and_may_nothing(isolation: Isolation):
+    worker = Worker(isolation, LIMITS)
+    found = json.loads(worker.try_out(STATE))
+    worker.kill()
+    assert all(found.values()), found
+
+
+def test_root_never_starts_a_program_that_is_root_outside():
+    for way in candidates():
+        assert os.geteuid() != 0 or way.as_root or way.dropped
+
+
+def test_root_may_start_bubblewrap_as_nobody(monkeypatch: pytest.MonkeyPatch):
+    if os.geteuid() != 0:
+        pytest.skip("only root can become nobody")
+    if sys.version_info[:2] == (3, 11) and os.path.exists("/usr/bin/python3.11"):  # nobody may read the system's own
+        monkeypatch.setattr("headwater.rewards.sandbox.isolation.python", lambda: "/usr/bin/python3.11")
+        monkeypatch.setattr(sys, "base_prefix", "/usr")
+    worker = Worker(Isolation(find_bwrap(), dropped=True), LIMITS)
+    try:
+        asyncio.run(worker.ready())
+        rows = Path(f"/proc/{worker.process.pid}/status").read_text().splitlines()
+        assert min(int(word) for row in rows if row.startswith(("Uid:", "Gid:")) for word in row.split()[1:]) >= 2 * 10**9
+    except WorldError as error:
+        pytest.skip(f"nobody cannot read the interpreter here: {error}")
+    finally:
+        worker.kill()
 
 
 @pytest.mark.parametrize("name", ["a fork bomb", "a thread bomb", "memory in many forks", "kills the supervisor"])
