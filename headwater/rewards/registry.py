@@ -25,6 +25,7 @@ from headwater.rewards.implicit import implicit
 from headwater.rewards.judge.build import judge, judge_listwise, judge_pairwise
 from headwater.rewards.reward_model import reward_model
 from headwater.rewards.source import Source, Verifier
+from headwater.rewards.verifiers.code import code
 from headwater.rewards.verifiers.exact import exact
 from headwater.rewards.verifiers.number import number
 
@@ -73,6 +74,7 @@ def ensemble(*, sources: list[RewardConfig], combine: Combine = "mean", coeffici
 
 
 _BUILDERS: Mapping[str, Callable[..., Source]] = {
+    "code": code,
     "ensemble": ensemble,
     "exact": exact,
     "implicit": implicit,

@@ -90,7 +90,17 @@ class Isolation:
         for name in _FILES:
             options += ["--ro-bind", f"{compiled()}/{name}.pyc", f"{_INSIDE}/{name}.pyc"]
         # Root's files in /proc/sys are root's to write even without a capability, so /proc is read-only.
-        options += ["--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--clearenv"]
+        options += [
+            "--remount-ro",
+            "/proc",
+            "--remount-ro",
+            "/dev",
+            "--remount-ro",
+            "/",
+            "--chdir",
+            "/tmp",
+            "--clearenv",
+        ]
         for name, value in _ENVIRONMENT.items():
             options += ["--setenv", name, value]
         if seccomp is not None:

@@ -38,7 +38,9 @@ def isolation(request: pytest.FixtureRequest, isolated: None):
     return namespace
 
 
-WALLS = "import os\nprint(os.getppid(), *(os.readlink(f'/proc/self/ns/{n}') for n in ('pid', 'net', 'mnt', 'ipc', 'uts')))"
+WALLS = (
+    "import os\nprint(os.getppid(), *(os.readlink(f'/proc/self/ns/{n}') for n in ('pid', 'net', 'mnt', 'ipc', 'uts')))"
+)
 
 
 def check_walls(isolation: Isolation) -> None:

@@ -138,7 +138,9 @@ def test_root_may_start_bubblewrap_as_nobody(monkeypatch: pytest.MonkeyPatch):
     try:
         asyncio.run(worker.ready())
         rows = Path(f"/proc/{worker.process.pid}/status").read_text().splitlines()
-        assert min(int(word) for row in rows if row.startswith(("Uid:", "Gid:")) for word in row.split()[1:]) >= 2 * 10**9
+        assert (
+            min(int(word) for row in rows if row.startswith(("Uid:", "Gid:")) for word in row.split()[1:]) >= 2 * 10**9
+        )
     except WorldError as error:
         pytest.skip(f"nobody cannot read the interpreter here: {error}")
     finally:

@@ -180,7 +180,11 @@ def test_which_part_is_the_program(source: Code, text: str, reward: float):
 def test_a_program_stands_on_the_tasks_text(source: Code):
     prompt = "import math\ndef half(x):\n    return x / 2\n\ndef f(x):\n    '''The root of half of x.'''\n"
     meta = {"prompt": prompt, "entry_point": "f", "tests": [{"args": [32], "expected": 4.0}]}
-    right = ["    return math.sqrt(half(x))\n", "def f(x): return math.sqrt(half(x))", prompt + "    return half(x) ** 0.5"]
+    right = [
+        "    return math.sqrt(half(x))\n",
+        "def f(x): return math.sqrt(half(x))",
+        prompt + "    return half(x) ** 0.5",
+    ]
     assert [verdict(source, text, **meta) for text in right] == [1.0, 1.0, 1.0]
     assert [verdict(source, fenced(text), **meta) for text in right] == [1.0, 1.0, 1.0]
     asked = f"Complete this function:\n```python\n{prompt}```\n"
@@ -255,7 +259,9 @@ def test_a_tolerance_is_for_floats(source: Code, expected: float, given: str, to
 
 
 def test_methods_keywords_and_exceptions(source: Code):
-    program = "class Solution:\n    def two(self, a, *, b=1):\n        if a < 0: raise KeyError(a)\n        return a + b\n"
+    program = (
+        "class Solution:\n    def two(self, a, *, b=1):\n        if a < 0: raise KeyError(a)\n        return a + b\n"
+    )
     tests = [
         {"fn": "Solution.two", "args": [1], "kwargs": {"b": 5}, "expected": 6},
         {"fn": "Solution.two", "args": [-1], "raises": "KeyError"},
@@ -283,10 +289,14 @@ def test_hidden_inputs_catch_what_knows_the_visible_ones(source: Code):
     knows = "def add(a, b): return {(1, 2): 3}.get((a, b), 0)"
     assert verdict(source, fenced(knows), test=check, entry_point="add") == 0.0
     first = signals(source, [fenced(knows)], test=check, entry_point="add")
-    assert first == signals(source, [fenced(knows)], test=check, entry_point="add"), "the same inputs for the same program"
+    assert first == signals(source, [fenced(knows)], test=check, entry_point="add"), (
+        "the same inputs for the same program"
+    )
 
 
-@pytest.mark.parametrize("error", ["NameError", "ImportError", "SyntaxError", "AssertionError", "KeyError", "Exception"])
+@pytest.mark.parametrize(
+    "error", ["NameError", "ImportError", "SyntaxError", "AssertionError", "KeyError", "Exception"]
+)
 def test_what_a_program_raises_into_the_tests_is_its_own_fault(source: Code, error: str):
     check = "def check(candidate):\n    assert candidate(1, 2) == 3\n"
     assert verdict(source, fenced(f"def add(a, b): raise {error}('x')"), test=check, entry_point="add") == 0.0
@@ -350,7 +360,9 @@ def test_a_sandbox_that_cannot_start_is_no_verdict():
 def test_refuses_without_isolation(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("headwater.rewards.sandbox.isolation.find_bwrap", lambda: None)
     working_isolation.cache_clear()
-    with pytest.raises(ConfigError, match=r"pip install headwater\[sandbox\].*settings.isolation = \"none, and I accept"):
+    with pytest.raises(
+        ConfigError, match=r"pip install headwater\[sandbox\].*settings.isolation = \"none, and I accept"
+    ):
         code()
     source = code(isolation=ACCEPTED, workers=1)
     assert verdict(source, fenced(ADD), tests=TRIPLES) == 1.0
