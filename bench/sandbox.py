@@ -2,8 +2,9 @@
 
     python bench/sandbox.py [--programs 200] [--workers 2]
 
-Each program defines a function that is called on three inputs; every verdict is checked. The last line
-is one JSON object.
+Each program defines a function that is called on three inputs; every verdict is checked. It is compared with what is
+commonly done: a fresh bubblewrap and interpreter for each program and each of its inputs, as many at a time, with the
+same walls, no warm pool and no verdict on types. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import json
 import os
 import resource
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+from headwater.rewards.sandbox.worker import Worker
 from headwater.rewards.verifiers.code import Code, code
 from headwater.types import Group, Span, Task, Trajectory
 
@@ -33,12 +36,14 @@ def main() -> None:
     wrong = asyncio.run(measure(source, arguments.programs))
     seconds = time.monotonic() - started
     warm = asyncio.run(latency(source))
+    fresh = fresh_each(source, max(4, arguments.programs // 10))
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     source.sandbox.close()
     found = {
         "bench": "sandbox",
         "programs": arguments.programs,
         "programs_per_second": round(arguments.programs / seconds, 1),
+        "fresh_processes_per_second": round(fresh, 1),
         "seconds": round(seconds, 2),
         "seconds_for_one": round(warm, 4),
         "wrong_verdicts": wrong,
@@ -48,7 +53,10 @@ def main() -> None:
         "isolation": "bubblewrap, as root" if source.sandbox.isolation.as_root else "bubblewrap",
         "processor_seconds_of_children": round(used.ru_utime + used.ru_stime, 2),
     }
-    print(f"{found['programs_per_second']} programs a second on {found['cores']} cores, {wrong} wrong verdicts")
+    print(
+        f"{found['programs_per_second']} programs a second on {found['cores']} cores, {wrong} wrong verdicts; "
+        f"{fresh:.1f} with a fresh bubblewrap and interpreter for each program and input"
+    )
     print(json.dumps(found))
 
 
@@ -63,6 +71,23 @@ async def measure(source: Code, count: int) -> int:
     """Judges that many programs, and counts wrong verdicts."""
     found = await source(group(count))
     return sum(signal.values != (float(n % 2 == 0),) for n, signal in enumerate(found))
+
+
+def fresh_each(source: Code, count: int) -> float:
+    """Programs a second where each input of each gets a sandbox that is started for it and waited for."""
+
+    def one(number: int) -> None:
+        for test in TESTS:
+            worker = Worker(source.sandbox.isolation, source.sandbox.limits)
+            program = (WRONG if number % 2 else RIGHT) + f"print(add(*{test['args']}))"
+            printed = int(worker.try_out(program))
+            worker.kill()
+            assert (printed == test["expected"]) == (number % 2 == 0)
+
+    started = time.monotonic()
+    with ThreadPoolExecutor(source.sandbox.workers) as threads:
+        list(threads.map(one, range(count)))
+    return count / (time.monotonic() - started)
 
 
 async def latency(source: Code) -> float:

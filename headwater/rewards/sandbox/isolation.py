@@ -122,7 +122,7 @@ def python() -> str:
 def compiled() -> str:
     """A folder with what runs in the sandbox, compiled once and not in each worker. It goes with this process."""
     folder, maker = tempfile.mkdtemp(prefix="headwater-sandbox-"), os.getpid()
-    os.chmod(folder, 0o755)  # noqa: S103  there is nothing secret in it, and bubblewrap may be another user
+    os.chmod(folder, 0o755)  # there is nothing secret in it, and bubblewrap may be another user
     for name in _FILES:
         path = os.path.join(folder, f"{name}.pyc")
         py_compile.compile(str(_HERE / f"{name}.py"), cfile=path, dfile=f"{name}.py", doraise=True)

@@ -27,7 +27,7 @@ MAX_DEPTH = 100
 
 _PLURAL = {list: "l", tuple: "t", set: "e", frozenset: "z"}
 _KINDS = {"l": list, "t": tuple, "e": set, "z": frozenset}
-_BASES = (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
+_BASES: tuple[Any, ...] = (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
 
 
 class NotPlain(Exception):

@@ -20,8 +20,8 @@ from headwater.rewards.sandbox.plain import same
 from headwater.rewards.sandbox.pool import Sandbox, Wanted
 from headwater.rewards.sandbox.programs import Stopped, ask_raw, call, describe, load, run_script, short
 from headwater.rewards.sandbox.worker import Lost, Worker
-from headwater.rewards.verifiers.code_text import complete, context_of, helpers, program_text
 from headwater.rewards.verifiers.code_tests import CallTest, CheckTest, ScriptTest, Test, entry_of, tests_of
+from headwater.rewards.verifiers.code_text import complete, context_of, helpers, program_text
 from headwater.types import Group, Signal, Task, Trajectory
 
 Types = Literal["exact", "equal"]

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  one program a line
 """Hostile programs. None of those in WRONG adds its two numbers, and each tries to be taken for one that does,
 or to do harm; those in ESCAPES try to reach something that is not theirs, and say whether they could."""
 

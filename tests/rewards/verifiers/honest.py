@@ -1,3 +1,4 @@
+# ruff: noqa: E501, RUF001  one program a line
 """Honest programs, each with calls of its function. What they should give is worked out by running them in the
 test itself, so a sandbox that changes anything is found out."""
 

@@ -16,7 +16,8 @@ import pytest
 from headwater.errors import ConfigError
 from headwater.rewards.sandbox.isolation import ACCEPTED, Isolation
 from headwater.rewards.sandbox.pool import working_isolation
-from headwater.rewards.verifiers.code import Code, code
+from headwater.rewards.sandbox.programs import Stopped, run_script
+from headwater.rewards.verifiers.code import Code, Policy, code
 from headwater.types import Group, Signal, Span, Task, Trajectory
 
 PROGRAMS = runpy.run_path(str(Path(__file__).with_name("honest.py")))
@@ -91,7 +92,7 @@ NO_LITERAL = (bytearray, frozenset)
 
 
 def holds_no_literal(value: Any) -> bool:
-    if isinstance(value, NO_LITERAL) or value == set() and isinstance(value, set):
+    if isinstance(value, NO_LITERAL) or (value == set() and isinstance(value, set)):
         return True
     if isinstance(value, list | tuple | set):
         return any(map(holds_no_literal, value))
@@ -248,7 +249,8 @@ def test_nan_is_not_nan(source: Code):
 
 @pytest.mark.parametrize(
     ("expected", "given", "tolerance", "reward"),
-    [(0.3, "0.1 + 0.2", 1e-9, 1), (0.3, "0.31", 1e-9, 0), (3, "3.0", 0.1, 0), (10, "11", 0.2, 0), (1e6, "1e6 + 1", 1e-5, 1)],
+    [(0.3, "0.1 + 0.2", 1e-9, 1), (0.3, "0.31", 1e-9, 0), (3, "3.0", 0.1, 0), (10, "11", 0.2, 0),
+     (1e6, "1e6 + 1", 1e-5, 1)],
 )  # fmt: skip
 def test_a_tolerance_is_for_floats(source: Code, expected: float, given: str, tolerance: float, reward: int):
     tests = [{"fn": "f", "expected": expected}]
@@ -433,6 +435,54 @@ def test_every_canonical_solution_of_human_eval_passes(source: Code):
 def test_mutants_of_human_eval_fail(source: Code, name: str, step: int):
     found = judged(source, human_eval()[::step], MUTANTS[name])
     assert {task: signal for task, signal in found.items() if signal.values != (0.0,)} == {}
+
+
+SWAPS: dict[type, type] = {
+    ast.Lt: ast.GtE, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.GtE: ast.Lt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.In: ast.NotIn,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Mod: ast.Mult, ast.And: ast.Or, ast.Or: ast.And,
+}  # fmt: skip
+
+
+def mutants(program: str) -> list[str]:
+    """The program with one operator swapped, or one whole number moved by one: every such program."""
+    found: list[str] = []
+    for place in range(len(list(ast.walk(ast.parse(program))))):
+        tree = ast.parse(program)
+        node: Any = list(ast.walk(tree))[place]
+        if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPS:
+            node.ops[0] = SWAPS[type(node.ops[0])]()
+        elif isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in SWAPS:
+            node.op = SWAPS[type(node.op)]()
+        elif isinstance(node, ast.Constant) and type(node.value) is int:
+            node.value += 1
+        else:
+            continue
+        found.append(ast.unparse(tree))
+    return found
+
+
+def test_mutants_are_judged_as_the_plain_tests_judge_them(source: Code):
+    """Honest, mostly wrong programs: a script that runs the tests itself, and ends with 0 where they pass, agrees."""
+    lenient = Code(sandbox=source.sandbox, policy=Policy(types="equal"))
+
+    async def plainly(program: str, row: dict[str, str]) -> float:
+        async with source.sandbox.slot(), source.sandbox.worker() as worker:
+            script = f"{program}\n{row['test']}\ncheck({row['entry_point']})\n"
+            try:
+                ended = await run_script(worker, script, b"")
+            except Stopped:
+                return 0.0
+            return float(ended.code == 0 and not ended.reason)
+
+    found: list[tuple[float, float]] = []
+    for number, row in enumerate(human_eval()[1::6]):
+        programs = mutants(row["prompt"] + row["canonical_solution"])
+        for program in programs[number % 2 :: max(2, len(programs) // 2)]:
+            ours = verdict(lenient, fenced(program), entry_point=row["entry_point"], test=row["test"])
+            found.append((ours, asyncio.run(plainly(program, row))))
+            assert found[-1][0] == found[-1][1], program
+    assert len(found) > 25
+    assert sum(ours for ours, _ in found) < len(found) / 2
 
 
 def test_the_canonical_solutions_alone_are_continuations(source: Code):
