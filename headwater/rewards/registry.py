@@ -28,6 +28,7 @@ from headwater.rewards.source import Source, Verifier
 from headwater.rewards.verifiers.code import code
 from headwater.rewards.verifiers.exact import exact
 from headwater.rewards.verifiers.number import number
+from headwater.rewards.verifiers.proof import coq
 
 
 class RewardConfig(BaseModel):
@@ -75,6 +76,7 @@ def ensemble(*, sources: list[RewardConfig], combine: Combine = "mean", coeffici
 
 _BUILDERS: Mapping[str, Callable[..., Source]] = {
     "code": code,
+    "coq": coq,
     "ensemble": ensemble,
     "exact": exact,
     "implicit": implicit,

@@ -1,4 +1,5 @@
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,16 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixture
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "code": ("def four(): return 4", {"tests": [{"fn": "four", "expected": 4}]}),
+    "coq": ("reflexivity.", {"statement": "Theorem four : 2 + 2 = 4."}),
 }
 """For what does not read the answer "4": a text that is right, and the meta of its task."""
 
 
 def reward(name: str, text: str | None = None, **settings: object) -> float:
-    if name == "code" and not isolated():
+    if name in ("code", "coq") and not isolated():
         pytest.skip("programs cannot be isolated on this machine")
+    if name == "coq" and shutil.which("coqc") is None:
+        pytest.skip("coqc is not installed: apt install coq")
     source = build_source(RewardConfig(name=name, settings=settings))
     right, meta = CASES.get(name, ("4", {}))
     span = Span(author="policy", tokens=(1,), text=right if text is None else text)
