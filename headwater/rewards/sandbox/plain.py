@@ -122,6 +122,13 @@ def same(wanted: Any, found: Any, *, exact: bool = True, tolerance: float = 0.0)
     compared by value, and sets are with frozensets. NaN is equal to nothing. Where `wanted` is a float,
     or complex, `tolerance` is allowed, relative or absolute, whichever is more.
     """
+    try:
+        return _same(wanted, found, exact, tolerance)
+    except RecursionError:  # a tree that no `encode` made, deeper than any that one did
+        return False
+
+
+def _same(wanted: Any, found: Any, exact: bool, tolerance: float) -> bool:
     if wanted is None or type(wanted) is str:
         return type(found) is type(wanted) and found == wanted
     left, right = _number(wanted), _number(found)
@@ -132,9 +139,11 @@ def same(wanted: Any, found: Any, *, exact: bool = True, tolerance: float = 0.0)
     if type(found) is not list or len(found) != 2:
         return False
     tag, other = wanted[0], found[0]
+    if type(other) is not str:
+        return False
     if not exact and {tag, other} in ({"e", "z"}, {"a", "b"}):
         other = tag
-    if type(other) is not str or tag != other:
+    if tag != other:
         return False
     if tag in ("b", "a"):
         return wanted[1] == found[1]
@@ -144,7 +153,7 @@ def same(wanted: Any, found: Any, *, exact: bool = True, tolerance: float = 0.0)
         return _same_dict(wanted[1], found[1], exact, tolerance)
     if tag in ("e", "z"):
         return sorted(_text(item, exact) for item in wanted[1]) == sorted(_text(item, exact) for item in found[1])
-    return all(same(a, b, exact=exact, tolerance=tolerance) for a, b in zip(wanted[1], found[1], strict=True))
+    return all(_same(a, b, exact, tolerance) for a, b in zip(wanted[1], found[1], strict=True))
 
 
 def _same_dict(wanted: list[Any], found: list[Any], exact: bool, tolerance: float) -> bool:
@@ -155,7 +164,7 @@ def _same_dict(wanted: list[Any], found: list[Any], exact: bool, tolerance: floa
         return False
     for key, value in wanted:
         text = _text(key, exact)
-        if text not in values or not same(value, values[text], exact=exact, tolerance=tolerance):
+        if text not in values or not _same(value, values[text], exact, tolerance):
             return False
     return True
 

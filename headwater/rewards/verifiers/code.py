@@ -236,4 +236,7 @@ def _told(reply: object) -> str:
         return f"it raised {short(found['raised'])}: {short(found.get('words'))}"
     if "odd" in found:
         return f"it returned what is no plain data: {short(found['odd'])}"
-    return f"it returned {json.dumps(found.get('value'))[:200]}"
+    try:
+        return f"it returned {json.dumps(found.get('value'))[:200]}"
+    except RecursionError:
+        return "it returned what is nested too deeply"

@@ -24,20 +24,23 @@ _FINDLIB = Path("/etc/ocamlfind.conf")
 """Where Coq's plugins are, which the sandbox does not show."""
 _CLOSED = "Closed under the global context"
 _DRIVER = """
-import json, os, subprocess, sys
+import json, os, subprocess, sys, tempfile
 job = json.load(sys.stdin)
-with open('findlib.conf', 'w') as file:
-    file.write(job['findlib'])
-environment = dict(os.environ, OCAMLFIND_CONF=os.path.abspath('findlib.conf'))
 said = {}
-for name, source in job['files']:
-    with open(name + '.v', 'w') as file:
-        file.write(source)
-    done = subprocess.run([job['coqc'], '-q', '-Q', '.', '', '-w', 'none', name + '.v'], stdin=subprocess.DEVNULL, env=environment,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    said[name] = [done.returncode, done.stdout[:20000].decode(errors='replace')]
-    if done.returncode:
-        break
+with tempfile.TemporaryDirectory() as folder:
+    os.chdir(folder)
+    with open('findlib.conf', 'w') as file:
+        file.write(job['findlib'])
+    environment = dict(os.environ, OCAMLFIND_CONF=os.path.abspath('findlib.conf'))
+    for name, source in job['files']:
+        with open(name + '.v', 'w') as file:
+            file.write(source)
+        command = [job['coqc'], '-q', '-Q', '.', '', '-w', 'none', name + '.v']
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, env=environment,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        said[name] = [done.returncode, done.stdout[:20000].decode(errors='replace')]
+        if done.returncode:
+            break
 sys.stdout.write(json.dumps(said))
 """
 
@@ -54,8 +57,8 @@ def coq(
 
     The answer holds tactics and nothing else: no command of Coq's, so it can neither assume nor restate anything. What
     the proof rests on is asked of Coq in a file of its own, and must be nothing but `axioms`, or those of the task's
-    meta, named as Print Assumptions prints them. Abstains without a statement; fails where Coq does not take that. Raises
-    ConfigError without coqc, or where it cannot be isolated, unless `isolation` accepts that in words.
+    meta, named as Print Assumptions prints them. Abstains without a statement; fails where Coq does not take that.
+    Raises ConfigError without coqc, or where it cannot be isolated, unless `isolation` accepts that in words.
     """
     coqc = shutil.which("coqc")
     if coqc is None:
@@ -155,9 +158,12 @@ def _read(task: Task) -> tuple[str, str, frozenset[str]]:
     statement, preamble, axioms = (task.meta.get(key, "") for key in ("statement", "preamble", "axioms"))
     if not isinstance(statement, str) or not isinstance(preamble, str) or name_of(statement) is None:
         raise _TaskBroken("The task's meta.statement is no 'Theorem name : ... .', or its meta.preamble is no text.")
-    if axioms and (isinstance(axioms, str) or not all(isinstance(axiom, str) for axiom in axioms)):
+    if not axioms:
+        return statement, preamble, frozenset()
+    names = [name for name in axioms if isinstance(name, str)] if isinstance(axioms, list | tuple) else []
+    if not isinstance(axioms, list | tuple) or len(names) < len(axioms):
         raise _TaskBroken(f"The task's meta.axioms is {axioms!r}, wanted a list of names.")
-    return statement, preamble, frozenset(axioms or ())
+    return statement, preamble, frozenset(names)
 
 
 def _assumed(words: str, allowed: frozenset[str]) -> str | None:

@@ -7,7 +7,9 @@ import re
 from headwater.rewards.verifiers.code_text import MAX_SOURCE, last_block
 from headwater.rewards.verifiers.thinking import after_thinking
 
-_STATEMENT = re.compile(r"\s*(?:Theorem|Lemma|Fact|Corollary|Proposition|Remark|Example)\s+(?P<name>[A-Za-z_][\w']*)\b")
+_STATEMENT = re.compile(
+    r"\s*(?:Theorem|Lemma|Fact|Corollary|Proposition|Remark|Example)\s+(?P<name>[A-Za-z_][\w']*)(?![\w'])"
+)
 _TACTIC = re.compile(r"(?:(?:all|par|!|\d+(?:\s*[-,]\s*\d+)*|\[\w+\])\s*:\s*)?[a-z_(\[]")
 _LEADING = re.compile(r"(?:\s|[-+*]+(?=\s|$)|[-+*]+(?=[a-z({])|(?:(?:\d+|!|\[[^\]]*\]|all|par)\s*:\s*)?\{(?!\|)|\})*")
 _REFUSED = re.compile(r"\b(?:admit|give_up|native_compute|native_cast_no_check|vm_cast_no_check|exact_no_check)\b")
@@ -28,7 +30,8 @@ def tactics(proof: str, statement: str = "") -> list[str] | str:
     """The sentences of a proof, one by one; or, as a text, why it is more than tactics.
 
     Allowed are tactics, which start with a small letter or a bracket, bullets and braces, and `Unshelve`; `Proof.` at
-    the start and `Qed.` at the end are left out, and so is the statement itself, if it is repeated word by word. All other commands of Coq start with a capital or `#`.
+    the start and `Qed.` at the end are left out, and so is the statement itself, if it is repeated word by word. All
+    other commands of Coq start with a capital or `#`.
     """
     found = sentences(proof)
     if isinstance(found, str):

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  commands, many to a line
 from __future__ import annotations
 
 import asyncio
@@ -47,7 +48,7 @@ def judged(source: Coq, text: str, **meta: Any) -> Signal:
         "<think>admit.</think>induction n; simpl; auto.",
         "induction n. (* Axiom a : False. (* deep *) *) { reflexivity. } { simpl. now rewrite IHn. }",
         "induction n.\n2: { simpl. auto. }\nreflexivity.",
-        "intros n. all: auto with arith.",
+        "intros n. all: induction n; simpl; auto.",
         "intros.\ninduction n; [ reflexivity | simpl; congruence ].",
         "fix IH 1. intros [|n]; [reflexivity | exact (f_equal S (IH n))].",
     ],
