@@ -25,8 +25,10 @@ from headwater.rewards.implicit import implicit
 from headwater.rewards.judge.build import judge, judge_listwise, judge_pairwise
 from headwater.rewards.reward_model import reward_model
 from headwater.rewards.source import Source, Verifier
+from headwater.rewards.verifiers.code import code
 from headwater.rewards.verifiers.exact import exact
 from headwater.rewards.verifiers.number import number
+from headwater.rewards.verifiers.proof import coq
 
 
 class RewardConfig(BaseModel):
@@ -73,6 +75,8 @@ def ensemble(*, sources: list[RewardConfig], combine: Combine = "mean", coeffici
 
 
 _BUILDERS: Mapping[str, Callable[..., Source]] = {
+    "code": code,
+    "coq": coq,
     "ensemble": ensemble,
     "exact": exact,
     "implicit": implicit,

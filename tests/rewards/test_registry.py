@@ -1,11 +1,14 @@
 import asyncio
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from headwater.errors import ConfigError, UnknownName
 from headwater.rewards.registry import RewardConfig, build_source, known_rewards
+from headwater.rewards.sandbox.pool import working_isolation
 from headwater.types import Group, Span, Task, Trajectory
 
 NEEDS_SETTINGS = {"reward_model", "judge", "judge_pairwise", "judge_listwise", "implicit", "ensemble"}
@@ -53,12 +56,33 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixture
     return name
 
 
-def reward(name: str, text: str = "4", **settings: object) -> float:
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "code": ("def four(): return 4", {"tests": [{"fn": "four", "expected": 4}]}),
+    "coq": ("reflexivity.", {"statement": "Theorem four : 2 + 2 = 4."}),
+}
+"""For what does not read the answer "4": a text that is right, and the meta of its task."""
+
+
+def reward(name: str, text: str | None = None, **settings: object) -> float:
+    if name in ("code", "coq") and not isolated():
+        pytest.skip("programs cannot be isolated on this machine")
+    if name == "coq" and shutil.which("coqc") is None:
+        pytest.skip("coqc is not installed: apt install coq")
     source = build_source(RewardConfig(name=name, settings=settings))
-    trajectory = Trajectory(task_id="t", spans=(Span(author="policy", tokens=(1,), text=text),))
-    group = Group(task=Task(id="t", prompt="?", answer="4"), trajectories=(trajectory,))
+    right, meta = CASES.get(name, ("4", {}))
+    span = Span(author="policy", tokens=(1,), text=right if text is None else text)
+    trajectory = Trajectory(task_id="t", spans=(span,))
+    group = Group(task=Task(id="t", prompt="?", answer="4", meta=meta), trajectories=(trajectory,))
     (signal,) = asyncio.run(source(group))
     return signal.values[0]
+
+
+def isolated() -> bool:
+    try:
+        working_isolation()
+    except ConfigError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("name", sorted(set(known_rewards()) - NEEDS_SETTINGS))
